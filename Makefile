@@ -1,0 +1,50 @@
+# Two commands: `make lab` opens the lessons, `make test` runs every test and every notebook.
+# Both make .venv when it is missing and do nothing but their work the second time.
+
+VENV     ?= .venv
+BIN      := $(VENV)/bin
+LAB_ARGS ?=
+THREADS  := OMP_NUM_THREADS=2 MKL_NUM_THREADS=2
+
+# The first Python on the PATH that pyproject.toml allows; `make lab PYTHON=...` overrides it.
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	"$$p" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null && { echo "$$p"; break; }; done)
+
+.PHONY: lab test lint notebooks clean
+
+lab: $(VENV)/.lab-installed
+	$(BIN)/vllm-teach fetch
+	$(BIN)/vllm-teach lab $(LAB_ARGS)
+
+test: $(VENV)/.dev-installed
+	$(BIN)/vllm-teach fetch
+	$(BIN)/python -m vllm_teach.teaching.notebooks build --check
+	$(THREADS) $(BIN)/python -m pytest tests
+	$(THREADS) $(BIN)/python -m pytest --nbval --nbval-current-env --nbval-cell-timeout=120 \
+		--nbval-sanitize-with tests/sanitize.cfg notebooks
+
+lint: $(VENV)/.dev-installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+# Rewrites the committed outputs; look at every figure before you commit.
+notebooks: $(VENV)/.dev-installed
+	$(BIN)/vllm-teach fetch
+	$(BIN)/python -m vllm_teach.teaching.notebooks build
+
+$(VENV)/bin/python:
+	@test -n "$(PYTHON)" || { echo "Python 3.11, 3.12 or 3.13 is needed and none is on the PATH."; exit 1; }
+	"$(PYTHON)" -m venv $(VENV)
+
+$(VENV)/.lab-installed: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --editable '.[lab]'
+	touch $@
+
+$(VENV)/.dev-installed: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@ $(VENV)/.lab-installed
+
+clean:
+	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

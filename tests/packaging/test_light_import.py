@@ -1,0 +1,28 @@
+"""Importing the package, and its bookkeeping rooms, loads no tensor library."""
+
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "vllm_teach", "vllm_teach.cli", "vllm_teach.counters", "vllm_teach.kvcache.manager",
+        "vllm_teach.engine.scheduler", "vllm_teach.engine.request", "vllm_teach.engine.sampling_params",
+        "vllm_teach.validation.tables",
+    ],
+)  # fmt: skip
+def test_import_loads_no_torch(module):
+    code = f"import sys, {module}; print(*sorted({{'torch', 'transformers', 'matplotlib'}} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == ""
+
+
+def test_public_names_are_found_lazily():
+    import vllm_teach
+
+    for name in vllm_teach.__all__:
+        assert getattr(vllm_teach, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        vllm_teach.nothing

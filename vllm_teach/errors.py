@@ -1,0 +1,33 @@
+"""The package's typed errors: each message is one sentence that names the argument, its value and what to do."""
+
+
+class VllmTeachError(Exception):
+    """Base of every error that the package raises on purpose."""
+
+
+class InvalidArgumentError(VllmTeachError, ValueError):
+    """An argument that can never work; the message names it, its value and the values that do."""
+
+
+class PromptTooLongError(InvalidArgumentError):
+    """A prompt (with the tokens asked for) that does not fit the model's context or the KV cache."""
+
+
+class ModelNotFoundError(VllmTeachError, FileNotFoundError):
+    """No model is where the caller pointed."""
+
+
+class ModelLoadError(VllmTeachError):
+    """A model is there, but broken, incomplete or of an architecture the package does not know."""
+
+
+class DownloadError(VllmTeachError):
+    """A download failed, or brought other bytes than the ones whose checksum is known."""
+
+
+class MissingDependencyError(VllmTeachError, ImportError):
+    """An optional library is needed and absent; the message says what to install."""
+
+
+class EngineError(VllmTeachError):
+    """A request failed inside the engine; the request's neighbours go on."""
