@@ -1,1 +1,49 @@
-"""models."""
+"""The language models: where they come from, how their files are read, and the decoder that runs them.
+
+`resolve_model` turns a name into a directory, `load_model` turns the directory into a `Decoder`, `load_tokenizer` into
+a `Tokenizer`. The names are imported when first used, so that listing models costs no torch import.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+_HOMES = {
+    "Decoder": "vllm_teach.models.decoder",
+    "ModelConfig": "vllm_teach.models.config",
+    "Tokenizer": "vllm_teach.models.tokenizer",
+    "fetch_smollm2": "vllm_teach.models.fetch",
+    "full_causal": "vllm_teach.models.attend",
+    "load_model": "vllm_teach.models.load",
+    "load_tokenizer": "vllm_teach.models.tokenizer",
+    "resolve_model": "vllm_teach.models.resolve",
+}
+
+__all__ = [
+    "Decoder",
+    "ModelConfig",
+    "Tokenizer",
+    "fetch_smollm2",
+    "full_causal",
+    "load_model",
+    "load_tokenizer",
+    "resolve_model",
+]
+
+if TYPE_CHECKING:
+    from vllm_teach.models.attend import full_causal
+    from vllm_teach.models.config import ModelConfig
+    from vllm_teach.models.decoder import Decoder
+    from vllm_teach.models.fetch import fetch_smollm2
+    from vllm_teach.models.load import load_model
+    from vllm_teach.models.resolve import resolve_model
+    from vllm_teach.models.tokenizer import Tokenizer, load_tokenizer
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

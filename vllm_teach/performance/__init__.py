@@ -1,1 +1,58 @@
-"""performance."""
+"""What this machine can do and what a piece of code costs on it: time, memory, ceilings, shares.
+
+The names below are imported when first used, so that `import vllm_teach.performance` loads no torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+_HOMES = {
+    "Machine": "machine",
+    "Rate": "machine",
+    "measure_this_machine": "machine",
+    "MemoryTrace": "memory",
+    "peak_memory": "memory",
+    "trace_memory": "memory",
+    "attainable": "roofline",
+    "Point": "roofline",
+    "LayerShape": "shares",
+    "Share": "shares",
+    "flop_share": "shares",
+    "measure_share": "shares",
+    "Timing": "timing",
+    "time_median": "timing",
+}
+
+__all__ = [
+    "LayerShape",
+    "Machine",
+    "MemoryTrace",
+    "Point",
+    "Rate",
+    "Share",
+    "Timing",
+    "attainable",
+    "flop_share",
+    "measure_share",
+    "measure_this_machine",
+    "peak_memory",
+    "time_median",
+    "trace_memory",
+]
+
+if TYPE_CHECKING:
+    from vllm_teach.performance.machine import Machine, Rate, measure_this_machine
+    from vllm_teach.performance.memory import MemoryTrace, peak_memory, trace_memory
+    from vllm_teach.performance.roofline import Point, attainable
+    from vllm_teach.performance.shares import LayerShape, Share, flop_share, measure_share
+    from vllm_teach.performance.timing import Timing, time_median
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

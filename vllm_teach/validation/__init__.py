@@ -1,1 +1,31 @@
-"""validation."""
+"""The published figures as data, and what was measured set beside them."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+_HOMES = {
+    "Comparison": "comparison",
+    "Measured": "comparison",
+    "claims": "comparison",
+    "compare": "comparison",
+    "Row": "tables",
+    "Table": "tables",
+    "get_table": "tables",
+    "load_tables": "tables",
+}
+
+__all__ = ["Comparison", "Measured", "Row", "Table", "claims", "compare", "get_table", "load_tables"]
+
+if TYPE_CHECKING:
+    from vllm_teach.validation.comparison import Comparison, Measured, claims, compare
+    from vllm_teach.validation.tables import Row, Table, get_table, load_tables
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,1 @@
+"""Triton kernels, each with its specification in a few lines of PyTorch beside it."""

@@ -1,0 +1,81 @@
+"""Row softmax on a GPU with the online recurrence: one pass over a row for (m, l), and one to write it.
+
+A textbook softmax passes over its row three times: for the largest element, for the sum, and to write. The online
+recurrence (Milakov and Gimelshein, arXiv 1805.02867, algorithm 3) gets the first two in one pass, and takes a row of
+any length, as only one tile of it is held at a time. `vllm_teach.attention.online_softmax` is the same with values.
+
+The kernel runs on a CUDA device, or on the CPU in Triton's interpreter when TRITON_INTERPRET=1 is set before this
+module is imported (the interpreter's bfloat16 is wrong: use float16 or float32 there).
+"""
+
+import torch
+
+from vllm_teach.errors import InvalidArgumentError, MissingDependencyError
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError as error:
+    raise MissingDependencyError(
+        "The package triton is not installed; pip install 'vllm-teach[gpu]' installs it on Linux."
+    ) from error
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+def online_softmax_spec(x: torch.Tensor) -> torch.Tensor:
+    """Return what the kernel must: the softmax of each row of x `[rows, cols]`, in float32, as x's dtype."""
+    scores = x.float()  # [rows, cols]
+    m = scores.amax(dim=1, keepdim=True)  # [rows, 1]
+    p = torch.exp(scores - torch.where(m == float("-inf"), 0.0, m))  # a row of only -inf gives 0, not NaN
+    return (p / p.sum(dim=1, keepdim=True).clamp(min=1.0)).to(x.dtype)  # the sum is at least 1 but for such a row
+
+
+@triton.jit
+def online_softmax_kernel(x_ptr, out_ptr, x_row_stride, out_row_stride, cols, TILE: tl.constexpr):
+    """One program computes one row of `cols` elements, TILE at a time; elements of a row are adjacent in memory."""
+    row = tl.program_id(0).to(tl.int64)  # a row's offset may pass 2**31 elements
+    x_row = x_ptr + row * x_row_stride
+    out_row = out_ptr + row * out_row_stride
+    lane = tl.arange(0, TILE)
+
+    m = float("-inf")  # the largest element so far
+    l = 0.0  # the sum of exp(x - m) so far  # noqa: E741
+    for start in range(0, cols, TILE):
+        x = tl.load(x_row + start + lane, mask=start + lane < cols, other=float("-inf")).to(tl.float32)
+        m_new = tl.maximum(m, tl.max(x, axis=0))
+        shift = tl.where(m_new == float("-inf"), 0.0, m_new)  # -inf - -inf would be NaN
+        l = l * tl.exp(m - shift) + tl.sum(tl.exp(x - shift), axis=0)  # noqa: E741
+        m = m_new
+
+    shift = tl.where(m == float("-inf"), 0.0, m)
+    denominator = tl.maximum(l, 1.0)  # l >= 1 once a finite element was seen
+    for start in range(0, cols, TILE):
+        seen = start + lane < cols
+        x = tl.load(x_row + start + lane, mask=seen, other=float("-inf")).to(tl.float32)
+        tl.store(out_row + start + lane, (tl.exp(x - shift) / denominator).to(out_ptr.dtype.element_ty), mask=seen)
+
+
+def online_softmax(x: torch.Tensor, tile: int = 1024) -> torch.Tensor:
+    """Return the softmax of each row of x `[rows, cols]`, with statistics in float32, in x's dtype.
+
+    `tile`, a power of two, is how many elements a program holds at once. A row of only -inf gives 0.
+
+    Raises InvalidArgumentError for another rank, dtype, tile or device.
+    """
+    if x.dim() != 2 or x.dtype not in DTYPES:
+        raise InvalidArgumentError(
+            f"x has shape {list(x.shape)} and dtype {x.dtype}; give [rows, cols] in float16, bfloat16 or float32."
+        )
+    if tile <= 0 or tile & (tile - 1):
+        raise InvalidArgumentError(f"tile is {tile}; it must be a power of two.")
+    if x.device.type != "cuda" and not triton.knobs.runtime.interpret:
+        raise InvalidArgumentError(
+            f"x is on {x.device}; move it to a CUDA device, or set TRITON_INTERPRET=1 before importing this module."
+        )
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    rows, cols = x.shape
+    if rows > 0:
+        online_softmax_kernel[(rows,)](x, out, x.stride(0), out.stride(0), cols, TILE=tile)
+    return out

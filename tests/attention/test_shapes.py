@@ -1,0 +1,48 @@
+import pytest
+import torch
+
+from vllm_teach.attention.reference import naive_attention
+from vllm_teach.attention.shapes import AttentionShape, check_qkv
+from vllm_teach.attention.tiled import flash_attention_forward
+from vllm_teach.errors import InvalidArgumentError
+
+
+def zeros(*shape, dtype=torch.float32, device="cpu"):
+    return torch.zeros(*shape, dtype=dtype, device=device)
+
+
+def test_the_sizes_are_read_from_the_tensors():
+    shape = check_qkv(zeros(2, 5, 9, 64), zeros(2, 7, 3, 64), zeros(2, 7, 3, 64))
+    assert shape == AttentionShape(batch=2, q_len=5, kv_len=7, q_heads=9, kv_heads=3, head_dim=64)
+    assert shape.group == 3
+    assert shape.causal_offset == 2
+
+
+GOOD = zeros(2, 5, 4, 8)
+BAD_CALLS = {
+    "rank of q": (zeros(2, 5, 8), GOOD, GOOD, ["q has shape [2, 5, 8]"]),
+    "rank of k": (GOOD, zeros(5, 8), GOOD, ["k has shape [5, 8]"]),
+    "rank of v": (GOOD, GOOD, zeros(1, 2, 5, 4, 8), ["v has shape [1, 2, 5, 4, 8]"]),
+    "integers": (GOOD.long(), GOOD.long(), GOOD.long(), ["q has dtype torch.int64"]),
+    "v unlike k": (GOOD, GOOD, zeros(2, 6, 4, 8), ["v has shape [2, 6, 4, 8]", "k [2, 5, 4, 8]"]),
+    "dtype of k": (GOOD, GOOD.half(), GOOD, ["k has dtype torch.float16", "q torch.float32"]),
+    "dtype of v": (GOOD, GOOD, GOOD.half(), ["v has dtype torch.float16", "q torch.float32"]),
+    "device": (GOOD, GOOD.to("meta"), GOOD.to("meta"), ["k is on meta", "q on cpu"]),
+    "batch": (GOOD, zeros(3, 5, 4, 8), zeros(3, 5, 4, 8), ["k has shape [3, 5, 4, 8]", "q [2, 5, 4, 8]", "batch"]),
+    "head_dim": (GOOD, zeros(2, 5, 4, 6), zeros(2, 5, 4, 6), ["k has shape [2, 5, 4, 6]", "6 and 8"]),
+    "no head_dim": (zeros(2, 5, 4, 0), zeros(2, 5, 4, 0), zeros(2, 5, 4, 0), ["not 0"]),
+    "heads": (GOOD, zeros(2, 5, 3, 8), zeros(2, 5, 3, 8), ["4 heads of q", "3 of k"]),
+    "more kv heads": (GOOD, zeros(2, 5, 8, 8), zeros(2, 5, 8, 8), ["4 heads of q", "8 of k"]),
+    "no kv heads": (GOOD, zeros(2, 5, 0, 8), zeros(2, 5, 0, 8), ["4 heads of q", "0 of k"]),
+}
+
+
+@pytest.mark.parametrize("attention", [check_qkv, naive_attention, flash_attention_forward])
+@pytest.mark.parametrize("call", BAD_CALLS)
+def test_tensors_that_do_not_fit_are_refused_by_name(attention, call):
+    q, k, v, words = BAD_CALLS[call]
+    with pytest.raises(InvalidArgumentError) as raised:
+        attention(q, k, v)
+    message = str(raised.value)
+    assert all(word in message for word in words), message
+    assert message.count("\n") == 0

@@ -1,0 +1,17 @@
+"""Fixtures that several rooms share."""
+
+from pathlib import Path
+
+import pytest
+
+from vllm_teach.errors import ModelNotFoundError
+from vllm_teach.models import resolve_model
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """The fetched SmolLM2 directory. Fails where it is absent: a skip would hide most of what the suite proves."""
+    try:
+        return resolve_model("smollm2")
+    except ModelNotFoundError as error:
+        pytest.fail(f"this test runs the real model, and {error}", pytrace=False)

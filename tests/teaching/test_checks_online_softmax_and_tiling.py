@@ -1,0 +1,171 @@
+"""Lesson 02's checks: the right answers pass, and each known-wrong one is rejected."""
+
+import pytest
+import torch
+
+from vllm_teach.teaching import check
+
+
+def step(m, l, acc, scores, values, *, rescale_l=True, rescale_acc=True, guard=True, tile_only=False, keep_m=False):  # noqa: E741
+    """One step of the online softmax with switches for what can go wrong."""
+    m_new = scores.amax(-1) if tile_only else m if keep_m else torch.maximum(m, scores.amax(-1))
+    base = torch.where(m_new.isinf(), 0.0, m_new) if guard else m_new
+    alpha = torch.exp(m - base)
+    p = torch.exp(scores - base[:, None])
+    old_l = alpha * l if rescale_l else l
+    old_acc = alpha[:, None] * acc if rescale_acc else acc
+    return m_new, old_l + p.sum(-1), old_acc + p @ values
+
+
+def update(m, l, acc, scores, values):  # noqa: E741
+    return step(m, l, acc, scores, values)
+
+
+def in_place_update(m, l, acc, scores, values):  # noqa: E741
+    m_new, l_new, acc_new = step(m, l, acc, scores, values)
+    acc.copy_(acc_new)
+    return m_new, l_new, acc
+
+
+def finished_update(m, l, acc, scores, values):  # noqa: E741
+    m, l, acc = step(m, l, acc, scores, values)  # noqa: E741
+    return m, l, acc / l.clamp(min=1e-300)[:, None]
+
+
+def half_update(m, l, acc, scores, values):  # noqa: E741
+    p, v = torch.exp((scores - torch.maximum(m, scores.amax(-1))[:, None])).half(), values.half()
+    right = step(m, l, acc, scores, values)
+    first = step(m, l, acc, scores, values * 0)
+    return right[0], right[1], first[2] + (p @ v).double().nan_to_num()
+
+
+def inverse_alpha(m, l, acc, scores, values):  # noqa: E741
+    m_new = torch.maximum(m, scores.amax(-1))
+    alpha, p = torch.exp(m_new - m), torch.exp(scores - m_new[:, None])
+    return m_new, alpha * l + p.sum(-1), alpha[:, None] * acc + p @ values
+
+
+def no_maximum(m, l, acc, scores, values):  # noqa: E741
+    p = torch.exp(scores)
+    return torch.maximum(m, scores.amax(-1)), l + p.sum(-1), acc + p @ values
+
+
+def one_maximum(m, l, acc, scores, values):  # noqa: E741
+    m_new = torch.maximum(m, scores.max().expand_as(m))
+    alpha, p = torch.exp(m - m_new), torch.exp(scores - m_new[:, None])
+    return m_new, alpha * l + p.sum(-1), alpha[:, None] * acc + p @ values
+
+
+def merge(left, right, *, guard=True, scale_l=True, scale_acc=True):
+    m = torch.maximum(left[0], right[0])
+    base = torch.where(m.isinf(), 0.0, m) if guard else m
+    a, b = torch.exp(left[0] - base), torch.exp(right[0] - base)
+    sums = a * left[1] + b * right[1] if scale_l else left[1] + right[1]
+    return m, sums, a[:, None] * left[2] + b[:, None] * right[2] if scale_acc else left[2] + right[2]
+
+
+def merge_from_the_left(left, right):
+    """Right only while the left maximum is the larger one."""
+    b = torch.exp(right[0] - left[0]).nan_to_num(0.0)
+    return left[0], left[1] + b * right[1], left[2] + b[:, None] * right[2]
+
+
+def merge_in_place(left, right):
+    merged = merge(left, right)
+    left[1].copy_(merged[1])
+    return merged
+
+
+def merge_outputs(left, right):
+    """Averages the two finished outputs, as if both parts had seen the same weight."""
+    m, l, _ = merge(left, right)  # noqa: E741
+    outputs = [part[2] / part[1].clamp(min=1e-300)[:, None] for part in (left, right)]
+    return m, l, l[:, None] * (outputs[0] + outputs[1]) / 2
+
+
+def tiles(q_len, kv_len, tile_q, tile_k, *, shift=None, ceil=True, last=True, clip=True):
+    shift = kv_len - q_len if shift is None else shift
+    total = 0
+    for first in range(0, q_len if ceil else q_len - tile_q + 1, tile_q):
+        query = min(first + tile_q, q_len) - 1 if last else first
+        visible = min(kv_len, query + shift + 1)
+        visible = max(0, visible) if clip else visible
+        total += -(-visible // tile_k) if ceil else visible // tile_k
+    return total
+
+
+RIGHT = {
+    "online_softmax_update": [update],
+    "merge_states": [merge, lambda a, b: merge(b, a)],
+    "tiles_visited": [tiles],
+}
+WRONG = {
+    "online_softmax_update": {
+        "acc not rescaled": lambda *a: step(*a, rescale_acc=False),
+        "l not rescaled": lambda *a: step(*a, rescale_l=False),
+        "nothing rescaled": lambda *a: step(*a, rescale_acc=False, rescale_l=False),
+        "maximum of the tile only": lambda *a: step(*a, tile_only=True),
+        "maximum not updated": lambda *a: step(*a, keep_m=True),
+        "NaN in a masked row": lambda *a: step(*a, guard=False),
+        "NaN turned to 0 in m too": lambda *a: tuple(x.nan_to_num(neginf=0.0) for x in step(*a)),
+        "rescaled the wrong way": inverse_alpha,
+        "no maximum at all": no_maximum,
+        "one maximum for all rows": one_maximum,
+        "acc already divided": finished_update,
+        "float16 products": half_update,
+        "float32 returned": lambda *a: tuple(x.float() for x in step(*a)),
+        "float32 inside": lambda *a: tuple(x.double() for x in step(*(x.float() for x in a))),
+        "inputs changed": in_place_update,
+        "l and m swapped": lambda *a: (step(*a)[1], step(*a)[0], step(*a)[2]),
+        "l forgotten": lambda *a: (step(*a)[0], step(*a)[2]),
+        "acc alone": lambda *a: step(*a)[2],
+        "old state dropped": lambda m, l, acc, s, v: step(torch.full_like(m, -torch.inf), l * 0, acc * 0, s, v),
+        "tile dropped": lambda m, l, acc, s, v: (m.clone(), l.clone(), acc.clone()),
+        "a tile of 2": lambda m, l, acc, s, v: step(m, l, acc, s[:, :2], v[:2]),
+    },
+    "merge_states": {
+        "plain sums": lambda a, b: merge(a, b, scale_l=False, scale_acc=False),
+        "l not rescaled": lambda a, b: merge(a, b, scale_l=False),
+        "acc not rescaled": lambda a, b: merge(a, b, scale_acc=False),
+        "NaN of two empty parts": lambda a, b: merge(a, b, guard=False),
+        "NaN hidden, m too": lambda a, b: tuple(x.nan_to_num(neginf=-1e30) for x in merge(a, b)),
+        "the left maximum": merge_from_the_left,
+        "the smaller maximum": lambda a, b: (torch.minimum(a[0], b[0]), *merge(a, b)[1:]),
+        "sum of maxima": lambda a, b: (a[0] + b[0], *merge(a, b)[1:]),
+        "average of outputs": merge_outputs,
+        "left only": lambda a, b: tuple(x.clone() for x in a),
+        "inputs changed": merge_in_place,
+        "float16": lambda a, b: tuple(x.half().double() for x in merge(a, b)),
+        "acc alone": lambda a, b: merge(a, b)[2],
+    },
+    "tiles_visited": {
+        "top-left": lambda q, k, tq, tk: tiles(q, k, tq, tk, shift=0),
+        "all tiles": lambda q, k, tq, tk: -(-q // tq) * -(-k // tk),
+        "half of all": lambda q, k, tq, tk: -(-q // tq) * -(-k // tk) // 2,
+        "triangle": lambda q, k, tq, tk: (-(-q // tq)) * (-(-q // tq) + 1) // 2,
+        "ragged tiles dropped": lambda q, k, tq, tk: tiles(q, k, tq, tk, ceil=False),
+        "first query decides": lambda q, k, tq, tk: tiles(q, k, tq, tk, last=False),
+        "one key too few": lambda q, k, tq, tk: tiles(q, k, tq, tk, shift=k - q - 1),
+        "one key too many": lambda q, k, tq, tk: tiles(q, k, tq, tk, shift=k - q + 1),
+        "negative counts": lambda q, k, tq, tk: tiles(q, k, tq, tk, clip=False),
+        "tile sizes swapped": lambda q, k, tq, tk: tiles(q, k, tk, tq),
+        "lengths swapped": lambda q, k, tq, tk: tiles(k, q, tq, tk),
+        "skipped ones": lambda q, k, tq, tk: -(-q // tq) * -(-k // tk) - tiles(q, k, tq, tk),
+        "visible pairs": lambda q, k, tq, tk: tiles(q, k, 1, 1),
+    },
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_right(name):
+    for answer in RIGHT[name]:
+        result = getattr(check, name)(answer)
+        assert result.solved, result
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [pytest.param(name, a, id=f"{name}: {what}") for name, wrong in WRONG.items() for what, a in wrong.items()],
+)
+def test_wrong(name, answer):
+    assert getattr(check, name)(answer).status in ("wrong", "error")

@@ -1,0 +1,65 @@
+"""The sizes of one attention call, and the check that q, k and v agree on them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vllm_teach.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """q is `[batch, q_len, q_heads, head_dim]`; k and v are `[batch, kv_len, kv_heads, head_dim]`."""
+
+    batch: int
+    q_len: int
+    kv_len: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+
+    @property
+    def group(self) -> int:
+        """How many query heads share one key/value head: query head h uses key/value head h // group."""
+        return self.q_heads // self.kv_heads
+
+    @property
+    def causal_offset(self) -> int:
+        """Query i sees key j when j <= i + causal_offset: the last query sees the last key (bottom-right)."""
+        return self.kv_len - self.q_len
+
+
+def check_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> AttentionShape:
+    """Return the sizes of `q`, `k`, `v`, which must fit together.
+
+    Raises InvalidArgumentError, naming the argument and both shapes, dtypes or devices, when they do not.
+    """
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.dim() != 4:
+            raise InvalidArgumentError(
+                f"{name} has shape {list(tensor.shape)}; attention needs [batch, length, heads, head_dim]."
+            )
+    if not q.dtype.is_floating_point or q.element_size() < 2:
+        raise InvalidArgumentError(f"q has dtype {q.dtype}; use float16, bfloat16, float32 or float64.")
+    if v.shape != k.shape:
+        raise InvalidArgumentError(f"v has shape {list(v.shape)} and k {list(k.shape)}; the two must be equal.")
+    for name, tensor in (("k", k), ("v", v)):
+        if tensor.dtype != q.dtype:
+            raise InvalidArgumentError(f"{name} has dtype {tensor.dtype} and q {q.dtype}; convert one to the other.")
+        if tensor.device != q.device:
+            raise InvalidArgumentError(f"{name} is on {tensor.device} and q on {q.device}; move one to the other.")
+
+    batch, q_len, q_heads, head_dim = q.shape
+    kv_batch, kv_len, kv_heads, kv_head_dim = k.shape
+    both = f"k has shape {list(k.shape)} and q {list(q.shape)}"
+    if kv_batch != batch:
+        raise InvalidArgumentError(f"{both}; their batch sizes, {kv_batch} and {batch}, must be equal.")
+    if kv_head_dim != head_dim or head_dim == 0:
+        raise InvalidArgumentError(f"{both}; their last sizes, {kv_head_dim} and {head_dim}, must be equal and not 0.")
+    if kv_heads == 0 or q_heads == 0 or q_heads % kv_heads:
+        raise InvalidArgumentError(f"{both}; the {q_heads} heads of q must be a multiple of the {kv_heads} of k.")
+    return AttentionShape(batch, q_len, kv_len, q_heads, kv_heads, head_dim)

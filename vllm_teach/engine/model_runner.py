@@ -1,0 +1,74 @@
+"""Computes a plan: one forward pass over all its tokens, then one sampled token for each sequence."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vllm_teach import backends
+from vllm_teach.engine.sampler import sample
+from vllm_teach.engine.scheduler import Plan, StepResult
+from vllm_teach.kvcache.storage import KVStorage
+from vllm_teach.models.attend import Attend, windowed_attention
+from vllm_teach.models.decoder import Decoder
+
+
+class ModelRunner:
+    """Holds the model and the KV storage; knows neither queue nor requests' ends.
+
+    The tokens of all scheduled sequences lie behind one another in one flat batch, without padding: a prompt of 500
+    tokens and twenty decoding sequences are 520 rows of the same matrix products. Only attention goes sequence by
+    sequence, since each reads its own keys.
+    """
+
+    def __init__(self, model: Decoder, storage: KVStorage, attention_backend: str) -> None:
+        self.model = model
+        self.storage = storage
+        self.attention_backend = attention_backend
+        self._backend = backends.get(attention_backend)
+
+    @torch.inference_mode()
+    def execute(self, plan: Plan) -> StepResult:
+        """Return a token or an error for each sequence of `plan`, which is not empty. Writes its K and V.
+
+        An exception means that nothing of the plan was computed.
+        """
+        device = self.model.device
+        token_ids: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        last_rows: list[int] = []
+        for item in plan.items:
+            token_ids += item.sequence.tokens(item.start, item.num_tokens)
+            positions += range(item.start, item.context_len)
+            slots += range(item.first_slot + item.start, item.first_slot + item.context_len)
+            last_rows.append(len(token_ids) - 1)
+        attend = self._attend(plan, torch.tensor(slots, device=device))
+        hidden = self.model(torch.tensor(token_ids, device=device), torch.tensor(positions, device=device), attend)
+        # Only a sequence's last token predicts something new: the others need no logits.
+        logits = self.model.logits(hidden[torch.tensor(last_rows, device=device)])
+        return sample(logits, [item.sequence for item in plan.items])
+
+    def _attend(self, plan: Plan, slots: Tensor) -> Attend:
+        """Return the `attend` of this step: stores k and v, then lets each sequence read its own run of the cache."""
+        rows, begin = [], 0
+        for item in plan.items:
+            rows.append((begin, begin + item.num_tokens, item))
+            begin += item.num_tokens
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, *, window: int | None = None) -> Tensor:
+            self.storage.write(layer, slots, k, v)
+            out = torch.empty_like(q)
+            for first, end, item in rows:
+                keys, values = self.storage.view(layer, item.first_slot, item.context_len)
+                out[first:end] = self._attend_one(q[None, first:end], keys[None], values[None], window)[0]
+            return out
+
+        return attend
+
+    def _attend_one(self, q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
+        """Attend within one sequence: q `[1, q_len, q_heads, head_dim]`, k and v `[1, kv_len, kv_heads, head_dim]`."""
+        scale = q.shape[-1] ** -0.5
+        if window is not None and window < k.shape[1]:
+            return windowed_attention(q, k, v, window=window, scale=scale, instead_of=self.attention_backend)
+        return self._backend.run(q, k, v, causal=True, scale=scale)

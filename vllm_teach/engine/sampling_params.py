@@ -1,0 +1,125 @@
+"""How to choose tokens and when to stop: vLLM's `SamplingParams`, its names, defaults and rules."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from numbers import Integral, Real
+from typing import Any
+
+from vllm_teach.errors import InvalidArgumentError
+
+GREEDY_BELOW = 1e-5
+
+
+@dataclass
+class SamplingParams:
+    """Parameters of one request. Every field is checked on construction; InvalidArgumentError names the bad one.
+
+    - `n`: independent completions of the prompt.
+    - `temperature`: divides the logits; below 1e-5 the most likely token is taken (greedy).
+    - `top_k`: keep the k most likely tokens; 0 or -1 keeps all. `top_p`: then keep the fewest tokens whose probability
+      reaches p. `min_p`: keep tokens at least min_p times as likely as the most likely one.
+    - `presence_penalty`, `frequency_penalty`: subtracted from the logit of each token already generated, once or per
+      occurrence. `repetition_penalty`: divides (negative: multiplies) the logit of each token in prompt or output.
+    - `seed`: makes the request repeatable whatever runs beside it; None draws from the engine's own seed.
+    - `stop`: strings that end the text; `stop_token_ids`: tokens that do; `ignore_eos`: go on after end-of-sequence.
+    - `max_tokens`: at most so many new tokens; None means up to the model's context. `min_tokens`: no stop before.
+    - `logprobs`: also return the log-probabilities of so many most likely tokens (-1: all) and of the chosen one, under
+      the model's own distribution, before temperature, penalties or filters.
+    - `detokenize`: turn tokens into text; `skip_special_tokens`; `include_stop_str_in_output`.
+    """
+
+    n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+
+    def __post_init__(self) -> None:
+        _integer("n", self.n, 1, hint="use a whole number from 1")
+        _number("presence_penalty", self.presence_penalty, -2.0, 2.0, hint="use a number from -2 to 2")
+        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0, hint="use a number from -2 to 2")
+        _number("repetition_penalty", self.repetition_penalty, 0.0, open_low=True, hint="use a number above 0 (1: off)")
+        _number("temperature", self.temperature, 0.0, hint="use 0 for greedy decoding or a positive number")
+        _number("top_p", self.top_p, 0.0, 1.0, open_low=True, hint="use a number above 0 and at most 1 (1: off)")
+        _integer("top_k", self.top_k, -1, hint="use a whole number from 1, or 0 or -1 to keep all tokens")
+        _number("min_p", self.min_p, 0.0, 1.0, hint="use a number from 0 (off) to 1")
+        if self.seed is not None:
+            _integer("seed", self.seed, hint="use a whole number or None")
+            self.seed = None if self.seed == -1 else self.seed
+        if self.max_tokens is not None:
+            _integer("max_tokens", self.max_tokens, 1, hint="use a whole number from 1, or None for the whole context")
+        _integer("min_tokens", self.min_tokens, 0, hint="use a whole number from 0")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            _refuse("min_tokens", self.min_tokens, f"use at most max_tokens, which is {self.max_tokens}")
+        if self.logprobs is not None:
+            _integer("logprobs", self.logprobs, -1, hint="use a whole number from 0, -1 for all tokens, or None")
+        for name in ("ignore_eos", "detokenize", "skip_special_tokens", "include_stop_str_in_output"):
+            if not isinstance(getattr(self, name), bool):
+                _refuse(name, getattr(self, name), "use True or False")
+        self._check_stops()
+        if self.n > 1 and self.greedy:
+            _refuse("n", self.n, "greedy decoding has one result, so use n=1 or a temperature above 0")
+
+    def _check_stops(self) -> None:
+        """Normalise `stop` and `stop_token_ids` to lists of their own."""
+        stops = [self.stop] if isinstance(self.stop, str) else [] if self.stop is None else self.stop
+        if not isinstance(stops, list | tuple) or not all(isinstance(text, str) and text for text in stops):
+            _refuse("stop", self.stop, "use a string or a list of strings, none of them empty")
+        self.stop = list(stops)
+        if self.stop and not self.detokenize:
+            _refuse("detokenize", False, "stop strings are looked for in the text, so leave it True or give no stop")
+        ids = [] if self.stop_token_ids is None else self.stop_token_ids
+        if not isinstance(ids, list | tuple):
+            _refuse("stop_token_ids", ids, "use a list of token ids")
+        for token_id in ids:
+            _integer("stop_token_ids", token_id, 0, hint="use token ids, which are whole numbers from 0")
+        self.stop_token_ids = list(ids)
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most likely token is taken each time."""
+        return self.temperature < GREEDY_BELOW
+
+    @property
+    def stop_strings(self) -> list[str]:
+        """`stop` as the list it is after construction."""
+        return [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
+
+    def stop_ids(self, eos_token_ids: tuple[int, ...]) -> frozenset[int]:
+        """Return every token that ends a sequence of this request."""
+        return frozenset(self.stop_token_ids or ()) | frozenset(() if self.ignore_eos else eos_token_ids)
+
+    def copy(self) -> SamplingParams:
+        """Return a checked copy, so that a later change to this object changes no running request."""
+        return replace(self)
+
+
+def _refuse(name: str, value: Any, hint: str) -> None:
+    raise InvalidArgumentError(f"{name}={value!r} is not valid: {hint}.")
+
+
+def _integer(name: str, value: Any, low: int | None = None, *, hint: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, Integral) or (low is not None and value < low):
+        _refuse(name, value, hint)
+
+
+def _number(name: str, value: Any, low: float, high: float = math.inf, *, open_low: bool = False, hint: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+        _refuse(name, value, hint)
+    if not low <= value <= high or (open_low and value == low):
+        _refuse(name, value, hint)

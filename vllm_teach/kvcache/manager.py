@@ -1,0 +1,122 @@
+"""Bookkeeping of the simplest KV cache: each sequence reserves one contiguous run of slots for its whole life.
+
+A slot holds the K and V of one token over all layers. A sequence that may grow to `prompt + max_tokens` tokens reserves
+that many slots when it is admitted, as the systems before PagedAttention did (Kwon et al. 2023, section 3): slots
+reserved and not yet written, or never written, serve no one. The utilisation figures show that waste.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vllm_teach.errors import InvalidArgumentError
+
+
+@dataclass
+class Reservation:
+    """A run of `num_slots` slots from `first_slot` on, of which the first `num_stored` hold a token."""
+
+    first_slot: int
+    num_slots: int
+    num_stored: int = 0
+
+
+class ContiguousKVCacheManager:
+    """Hands out contiguous runs of the slots `0 .. num_slots - 1`, first fit. Holds no tensors.
+
+    `capacity_bytes` is the budget and `bytes_per_token` what one slot costs; `num_slots` is how many whole slots fit.
+    """
+
+    def __init__(self, capacity_bytes: int, bytes_per_token: int) -> None:
+        if bytes_per_token < 1 or capacity_bytes < bytes_per_token:
+            raise InvalidArgumentError(
+                f"capacity_bytes={capacity_bytes} holds no token of {bytes_per_token} bytes: give the KV cache more."
+            )
+        self.bytes_per_token = bytes_per_token
+        self.num_slots = capacity_bytes // bytes_per_token
+        self._held: dict[int, Reservation] = {}
+        # Free runs (first slot, length), in order of their first slot and never adjacent to one another.
+        self._free: list[tuple[int, int]] = [(0, self.num_slots)]
+
+    def can_allocate(self, num_slots: int) -> bool:
+        """Say whether a run of `num_slots` is free now. Changes nothing."""
+        return any(length >= num_slots for _, length in self._free)
+
+    def allocate(self, seq_id: int, num_slots: int) -> Reservation:
+        """Reserve a run of `num_slots` for `seq_id`, empty so far, from the first gap it fits in.
+
+        Raises InvalidArgumentError if the sequence holds a run already or no gap is long enough: ask `can_allocate`.
+        """
+        if num_slots < 1 or seq_id in self._held:
+            raise InvalidArgumentError(
+                f"seq_id={seq_id} cannot reserve num_slots={num_slots}: a sequence reserves at least one slot, once."
+            )
+        for index, (first, length) in enumerate(self._free):
+            if length >= num_slots:
+                rest = [(first + num_slots, length - num_slots)] if length > num_slots else []
+                self._free[index : index + 1] = rest
+                self._held[seq_id] = Reservation(first, num_slots)
+                return self._held[seq_id]
+        raise InvalidArgumentError(
+            f"num_slots={num_slots} is longer than any free run (the longest is {self.longest_free_run}): "
+            "wait until a sequence ends."
+        )
+
+    def store(self, seq_id: int, num_tokens: int) -> None:
+        """Record that `num_tokens` more slots of `seq_id`'s run now hold a token.
+
+        Raises InvalidArgumentError when the run is shorter than that.
+        """
+        held = self._held[seq_id]
+        if held.num_stored + num_tokens > held.num_slots:
+            raise InvalidArgumentError(
+                f"num_tokens={num_tokens} does not fit behind {held.num_stored} of {held.num_slots} reserved slots."
+            )
+        held.num_stored += num_tokens
+
+    def free(self, seq_id: int) -> None:
+        """Give back `seq_id`'s run and join it with the gaps beside it; a sequence that holds none is left alone."""
+        held = self._held.pop(seq_id, None)
+        if held is None:
+            return
+        joined: list[tuple[int, int]] = []
+        for first, length in sorted([*self._free, (held.first_slot, held.num_slots)]):
+            if joined and joined[-1][0] + joined[-1][1] == first:
+                joined[-1] = (joined[-1][0], joined[-1][1] + length)
+            else:
+                joined.append((first, length))
+        self._free = joined
+
+    def reservation(self, seq_id: int) -> Reservation:
+        """Return what `seq_id` holds. Raises KeyError if it holds nothing."""
+        return self._held[seq_id]
+
+    @property
+    def slots_held(self) -> int:
+        """Slots reserved, written or not."""
+        return sum(held.num_slots for held in self._held.values())
+
+    @property
+    def tokens_stored(self) -> int:
+        """Slots that hold a token."""
+        return sum(held.num_stored for held in self._held.values())
+
+    @property
+    def bytes_held(self) -> int:
+        """Bytes reserved."""
+        return self.slots_held * self.bytes_per_token
+
+    @property
+    def longest_free_run(self) -> int:
+        """The longest reservation that could be made now, in slots."""
+        return max((length for _, length in self._free), default=0)
+
+    @property
+    def usage(self) -> float:
+        """The share of all slots that is reserved, 0 to 1."""
+        return self.slots_held / self.num_slots
+
+    @property
+    def utilization(self) -> float:
+        """Tokens stored / slots held: the share of the reserved memory that serves someone (1.0 if none is held)."""
+        return self.tokens_stored / self.slots_held if self._held else 1.0

@@ -1,0 +1,92 @@
+"""One decoder for the Llama family (Llama, Mistral, Qwen2, Qwen3), driven by its `ModelConfig`.
+
+The forward pass takes a flat batch: all scheduled tokens of all sequences behind one another, `[tokens]`, each with its
+position in its own sequence. Only attention mixes tokens, and attention is the caller's (`models/attend.py`).
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vllm_teach.models.attend import Attend
+from vllm_teach.models.config import ModelConfig
+from vllm_teach.models.layers import DecoderLayer, Embedding, Linear, RMSNorm
+from vllm_teach.models.rope import RotaryEmbedding
+
+
+class _Body(nn.Module):
+    """The modules that Hugging Face names `model.*`."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(DecoderLayer(config, layer) for layer in range(config.num_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+
+class Decoder(nn.Module):
+    """The model: embedding, layers, final norm, and the output matrix (the embedding itself when tied).
+
+    A new Decoder lies on PyTorch's `meta` device: it has shapes and names but no weights. The loader puts them in with
+    `load_state_dict(..., assign=True)`; `init_random` fills them for tests and drawings.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        with torch.device("meta"):
+            self.model = _Body(config)
+            if not config.tie_word_embeddings:
+                self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.rotary = RotaryEmbedding(config)
+
+    def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """Return the last hidden state of each token, `[tokens, hidden_size]`, ready for `logits`.
+
+        `token_ids` and `positions` are integer `[tokens]`; `attend` may store k and v, nothing here is mutated.
+        """
+        x = self.model.embed_tokens(token_ids)
+        cos, sin = self.rotary(positions, x.dtype)
+        for layer in self.model.layers:
+            x = layer(x, cos, sin, attend)
+        return self.model.norm(x)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return the score of each vocabulary entry, `[tokens, vocab_size]`, for `hidden` `[tokens, hidden_size]`."""
+        return F.linear(hidden, self.output_weight)
+
+    @property
+    def output_weight(self) -> Tensor:
+        """The matrix `[vocab_size, hidden_size]` that turns hidden states into logits."""
+        return self.model.embed_tokens.weight if self.config.tie_word_embeddings else self.lm_head.weight
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the weights."""
+        return self.model.embed_tokens.weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the weights."""
+        return self.model.embed_tokens.weight.device
+
+    def num_parameters(self) -> int:
+        """Return how many weights the model has, a tied matrix counted once."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def init_random(self, seed: int = 0, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Decoder:
+        """Replace all weights by random ones (matrices N(0, 0.02), norms 1, biases 0) and return the model itself."""
+        generator = torch.Generator().manual_seed(seed)
+        weights = {}
+        for name, parameter in self.named_parameters():
+            if name.endswith("norm.weight"):
+                weight = torch.ones(parameter.shape)
+            elif name.endswith(".bias"):
+                weight = torch.zeros(parameter.shape)
+            else:
+                weight = torch.randn(parameter.shape, generator=generator) * 0.02
+            weights[name] = weight.to(dtype=dtype, device=device)
+        self.load_state_dict(weights, assign=True)
+        return self.eval().requires_grad_(False)

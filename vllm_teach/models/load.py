@@ -1,0 +1,71 @@
+"""Puts the weights of a Hugging Face directory into a `Decoder`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vllm_teach.errors import ModelLoadError, ModelNotFoundError
+from vllm_teach.models.config import ModelConfig
+from vllm_teach.models.decoder import Decoder
+from vllm_teach.models.weights import Checkpoint
+
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+def load_model(path: Path | str, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Decoder:
+    """Return the model in directory `path`, its weights in `dtype` on `device`, in eval mode and without gradients.
+
+    The decoder is built without memory and each weight is copied once, from a memory map of its file, so loading needs
+    little more private memory than the weights themselves. Raises ModelNotFoundError when `path` is no model
+    directory, and ModelLoadError, naming file and tensor, for a missing, unexpected or wrongly shaped tensor, a
+    damaged file or an unknown architecture.
+    """
+    folder = Path(path)
+    model = Decoder(ModelConfig.from_hf(read_config(folder)))
+    checkpoint = Checkpoint(folder)
+    wanted = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    _check(checkpoint, wanted)
+    # The largest first: its source's pages then lie beside few copies, not beside nearly all of them.
+    order = sorted(wanted, key=lambda name: -model.get_parameter(name).numel())
+    weights = {name: checkpoint.copy(name, dtype, device) for name in order}
+    model.load_state_dict(weights, assign=True)
+    return model.eval().requires_grad_(False)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return the parsed config.json of a model directory."""
+    file = folder / "config.json"
+    if not file.is_file():
+        raise ModelNotFoundError(f"{folder} is no model directory, it has no config.json: check the path")
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelLoadError(f"{file} is no valid JSON ({error}): download it again") from error
+    if not isinstance(config, dict):
+        raise ModelLoadError(f"{file} holds a {type(config).__name__}, not a JSON object: download it again")
+    return config
+
+
+def _check(checkpoint: Checkpoint, wanted: dict[str, tuple[int, ...]]) -> None:
+    """Raise ModelLoadError unless the checkpoint has exactly the tensors of the decoder, in its shapes."""
+    for name, shape in wanted.items():
+        if name not in checkpoint.files:
+            raise ModelLoadError(f"tensor {name} is missing from {checkpoint.folder}: download or convert it again")
+        if checkpoint.shapes[name] != shape:
+            raise ModelLoadError(
+                f"tensor {name} in {checkpoint.files[name]} has shape {list(checkpoint.shapes[name])} and config.json "
+                f"asks for {list(shape)}: config and weights are not of the same model"
+            )
+    for name in checkpoint.files.keys() - wanted.keys():
+        # Old checkpoints store RoPE's frequencies, which follow from the config.
+        if name.endswith("rotary_emb.inv_freq"):
+            continue
+        # Some store the output matrix although the config says that it is the embedding.
+        if name == _HEAD and checkpoint.equal(_HEAD, _EMBEDDING):
+            continue
+        raise ModelLoadError(
+            f"tensor {name} in {checkpoint.files[name]} has no place in the architecture that config.json names: "
+            "config and weights are not of the same model"
+        )

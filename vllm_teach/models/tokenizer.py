@@ -1,0 +1,91 @@
+"""Text to token ids and back, by the tokenizer files of a Hugging Face directory."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from vllm_teach.errors import InvalidArgumentError, ModelLoadError, ModelNotFoundError
+
+
+class Tokenizer:
+    """A model's tokenizer, a thin cover over `transformers`' (its `hf` attribute), so that ids are the same.
+
+    Attributes: `eos_token_id` and `bos_token_id` (None where the model has none); `stop_token_ids`, every id that ends
+    a text by generation_config.json; `vocab_size`, added tokens included.
+    """
+
+    def __init__(self, hf: Any, stop_token_ids: tuple[int, ...]):
+        self.hf = hf
+        self.stop_token_ids = stop_token_ids
+        self.eos_token_id: int | None = hf.eos_token_id
+        self.bos_token_id: int | None = hf.bos_token_id
+        self.vocab_size: int = len(hf)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Return the ids of `text`; the text of a special token, as `<|im_start|>`, becomes its one id.
+
+        `add_special_tokens` adds what the model wants around a text (Llama 3: BOS in front; SmolLM2: nothing).
+        """
+        return list(self.hf.encode(text, add_special_tokens=add_special_tokens))
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Return the text of `ids`, spaces untouched; bytes that are no whole character become U+FFFD."""
+        return self.hf.decode(list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
+
+    def apply_chat_template(self, messages: list[dict[str, str]], add_generation_prompt: bool = True) -> list[int]:
+        """Return the ids of a conversation, each message a dict with `role` and `content`, in the model's own form.
+
+        `add_generation_prompt` opens the assistant's turn. Raises InvalidArgumentError when the model has no chat
+        template or its template refuses the messages.
+        """
+        return self.encode(self.chat_text(messages, add_generation_prompt), add_special_tokens=False)
+
+    def chat_text(self, messages: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """Return the text that `apply_chat_template` encodes."""
+        from jinja2 import TemplateError
+
+        if not self.hf.chat_template:
+            raise InvalidArgumentError("messages were given to a model without a chat template: give it a plain text")
+        for message in messages:
+            if not {"role", "content"} <= message.keys():
+                raise InvalidArgumentError(f"message {message!r} lacks 'role' or 'content': give both")
+        try:
+            return self.hf.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt)
+        except TemplateError as error:
+            raise InvalidArgumentError(
+                f"the model's chat template refuses the messages ({error}): change them"
+            ) from error
+
+
+def load_tokenizer(path: Path | str) -> Tokenizer:
+    """Return the tokenizer in the model directory `path`.
+
+    Raises ModelNotFoundError when the directory has no tokenizer files, ModelLoadError when they are damaged.
+    """
+    from transformers import AutoTokenizer
+
+    folder = Path(path)
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+        raise ModelNotFoundError(f"{folder} holds no tokenizer.json: give a model directory with its tokenizer")
+    try:
+        hf = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    # The Rust library raises plain Exception for a damaged tokenizer.json, so nothing narrower catches it.
+    except Exception as error:
+        raise ModelLoadError(f"the tokenizer in {folder} cannot be read ({error}): download it again") from error
+    return Tokenizer(hf, _stop_token_ids(folder, hf.eos_token_id))
+
+
+def _stop_token_ids(folder: Path, eos_token_id: int | None) -> tuple[int, ...]:
+    """Return the ids that end a text: generation_config.json's, else config.json's, else the tokenizer's EOS."""
+    for name in ("generation_config.json", "config.json"):
+        file = folder / name
+        if not file.is_file():
+            continue
+        try:
+            ids = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
+        except ValueError as error:
+            raise ModelLoadError(f"{file} is no valid JSON ({error}): download it again") from error
+        if ids is not None:
+            return (ids,) if isinstance(ids, int) else tuple(ids)
+    return () if eos_token_id is None else (eos_token_id,)

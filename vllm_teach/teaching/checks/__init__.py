@@ -1,0 +1,11 @@
+"""The checks of all lessons, one file per lesson; `check.<name>(your_function)` in a notebook."""
+
+from vllm_teach.teaching.checks import naive_attention, online_softmax_and_tiling, start_here
+from vllm_teach.teaching.exercises import Check, CheckBook
+
+check = CheckBook([*start_here.CHECKS, *naive_attention.CHECKS, *online_softmax_and_tiling.CHECKS])
+
+
+def list_checks() -> list[Check]:
+    """Every check in reading order; each has `name`, `lesson` (the notebook's stem), `task` and `hints`."""
+    return list(check)

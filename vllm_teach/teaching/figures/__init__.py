@@ -1,0 +1,1 @@
+"""Figures of the lessons: each function returns (figure, data) or draws on an Axes and returns the data."""

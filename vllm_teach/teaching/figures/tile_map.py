@@ -1,0 +1,167 @@
+"""The attention matrix cut into tiles, to scale: which are computed, which the mask cuts, which are never read."""
+
+from dataclasses import dataclass
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.collections import PatchCollection
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Polygon, Rectangle
+
+from vllm_teach.attention.shapes import AttentionShape
+from vllm_teach.attention.traffic import naive_traffic, tile_pairs, tiled_traffic, working_set_bytes
+from vllm_teach.teaching import style
+
+
+@dataclass(frozen=True)
+class TileMap:
+    """Every tile as (q_start, q_end, k_start, k_end), by kind, and what the choice of tile costs (one head).
+
+    `computed` and `needed` count scores: those in visited tiles, and those the mask lets through.
+    """
+
+    q_len: int
+    kv_len: int
+    tile_q: int
+    tile_k: int
+    whole: tuple[tuple[int, int, int, int], ...]
+    cut: tuple[tuple[int, int, int, int], ...]
+    skipped: tuple[tuple[int, int, int, int], ...]
+    computed: int
+    needed: int
+    bytes_moved: int
+    naive_bytes: int
+    working_set: int
+    fast_memory: int
+
+    @property
+    def visited(self) -> int:
+        """Tiles that are computed."""
+        return len(self.whole) + len(self.cut)
+
+    @property
+    def tiles(self) -> int:
+        """All tiles of the matrix."""
+        return self.visited + len(self.skipped)
+
+    @property
+    def fits(self) -> bool:
+        """Whether one tile pair's working set fits the fast memory."""
+        return self.working_set <= self.fast_memory
+
+    def describe(self) -> str:
+        """The counts in one line."""
+        return (
+            f"{self.visited} of {self.tiles} tiles visited ({len(self.cut)} cut by the mask), "
+            f"{self.computed / self.needed:.2f} scores computed per score needed, "
+            f"{style.format_bytes(self.bytes_moved)} moved, working set {style.format_bytes(self.working_set)} "
+            f"{'fits' if self.fits else 'does not fit: spills'}"
+        )
+
+
+def tile_map(
+    q_len: int, kv_len: int, tile_q: int, tile_k: int, *, head_dim: int = 64, input_bytes: int = 2, fast_memory: int = 102_400
+) -> TileMap:
+    """Sort the tiles of causal attention (bottom-right) by kind, from the package's own loop `tile_pairs`."""
+    shape = AttentionShape(1, q_len, kv_len, 1, 1, head_dim)
+    whole, cut, visited = [], [], set()
+    for (q_start, q_end), k_tiles in tile_pairs(shape, True, tile_q, tile_k):
+        for k_start, k_end in k_tiles:
+            visited.add((q_start, k_start))
+            # The first query sees the fewest keys: if it sees the tile's last one, all see all.
+            kind = whole if k_end - 1 <= q_start + shape.causal_offset else cut
+            kind.append((q_start, q_end, k_start, k_end))
+    skipped = [
+        (q, min(q + tile_q, q_len), k, min(k + tile_k, kv_len))
+        for q in range(0, q_len, tile_q)
+        for k in range(0, kv_len, tile_k)
+        if (q, k) not in visited
+    ]
+    sizes = {"batch": 1, "q_len": q_len, "kv_len": kv_len, "q_heads": 1, "kv_heads": 1, "head_dim": head_dim}
+    tiled = tiled_traffic(
+        **sizes, input_bytes=input_bytes, causal=True, tile_q=tile_q, tile_k=tile_k, fast_memory_bytes=fast_memory
+    )
+    return TileMap(
+        q_len=q_len,
+        kv_len=kv_len,
+        tile_q=tile_q,
+        tile_k=tile_k,
+        whole=tuple(whole),
+        cut=tuple(cut),
+        skipped=tuple(skipped),
+        computed=sum((q1 - q0) * (k1 - k0) for q0, q1, k0, k1 in (*whole, *cut)),
+        needed=sum(min(max(query + shape.causal_offset + 1, 0), kv_len) for query in range(q_len)),
+        bytes_moved=tiled.bytes_moved,
+        naive_bytes=naive_traffic(**sizes, input_bytes=input_bytes).bytes_moved,
+        working_set=working_set_bytes(min(tile_q, q_len), min(tile_k, kv_len), head_dim, input_bytes),
+        fast_memory=fast_memory,
+    )
+
+
+def draw_tile_map(data: TileMap) -> Figure:
+    """Draw the map to scale beside two bars: the working set against the fast memory, the bytes moved against naive's."""
+    figure = plt.figure(figsize=(8.4, 4.6), layout="none")
+    title = f"{len(data.skipped)} of {data.tiles} tiles are never read (causal, tiles of {data.tile_q} × {data.tile_k})"
+    figure.text(0.012, 0.975, title, size=12, weight="bold", va="top", color=style.INK)
+    _draw_matrix(figure.add_axes((0.085, 0.12, 0.43, 0.785)), data)
+    top, bottom = figure.add_axes((0.60, 0.50, 0.375, 0.13)), figure.add_axes((0.60, 0.17, 0.375, 0.19))
+    _draw_bars(top, [("", data.working_set, "tiled")], "Fast memory that one tile needs", data.fast_memory)
+    bars = [("naive", data.naive_bytes, "naive"), ("tiled", data.bytes_moved, "tiled")]
+    _draw_bars(bottom, bars, "Bytes moved (one head, d = 64, fp16)", None)
+    figure.legend(handles=_legend(data), loc="upper left", bbox_to_anchor=(0.585, 0.93))
+    return figure
+
+
+def _legend(data: TileMap) -> list[Patch]:
+    hatch = {"facecolor": style.colour("done"), "hatch": "////", "edgecolor": style.INK, "linewidth": 0}
+    return [
+        Patch(facecolor=style.colour("done"), edgecolor=style.INK, label=f"visited, whole: {len(data.whole)}"),
+        Patch(label=f"visited, cut by the mask: {len(data.cut)} (hatched: wasted)", **hatch),
+        Patch(facecolor=style.colour("pending"), edgecolor="#A0A0A0", label=f"skipped: {len(data.skipped)}"),
+    ]
+
+
+def _draw_matrix(ax: Axes, data: TileMap) -> None:
+    def boxes(tiles: tuple[tuple[int, int, int, int], ...]) -> list[Rectangle]:
+        return [Rectangle((k0, q0), k1 - k0, q1 - q0) for q0, q1, k0, k1 in tiles]
+
+    line = 0.8 if data.tiles <= 400 else 0.3
+    visited = boxes((*data.whole, *data.cut))
+    ax.add_collection(PatchCollection(visited, facecolor=style.colour("done"), edgecolor=style.INK, linewidth=line))
+    offset = data.kv_len - data.q_len
+    beyond = [(offset + 0.0, 0.0), (data.kv_len, 0.0), (data.kv_len, data.q_len)]
+    ax.add_patch(Polygon(beyond, facecolor="none", edgecolor=style.INK, hatch="////", linewidth=0))
+    skipped = boxes(data.skipped)
+    ax.add_collection(PatchCollection(skipped, facecolor=style.colour("pending"), edgecolor="#A0A0A0", linewidth=line))
+    ax.plot([offset, data.kv_len], [0, data.q_len], color=style.colour("limit"), linewidth=2)
+    ax.set(xlim=(0, data.kv_len), ylim=(data.q_len, 0), aspect="equal", xlabel="key", ylabel="query")
+    for which in ("x", "y"):
+        length = data.kv_len if which == "x" else data.q_len
+        style.label_axis(ax, which, "key" if which == "x" else "query", kind="tokens", ticks=range(0, length + 1, max(1, length // 4)))
+    ax.grid(False)
+
+
+def _draw_bars(ax: Axes, bars: list[tuple[str, int, str]], title: str, limit: int | None) -> None:
+    longest = max([size for _, size, _ in bars] + ([limit] if limit else []))
+    for row, (_, size, concept) in enumerate(bars):
+        ax.barh(row, size, color=style.colour(concept), height=0.62)
+        inside = size > 0.6 * longest
+        ax.text(
+            size + (-0.02 if inside else 0.02) * longest,
+            row,
+            style.format_bytes(size),
+            ha="right" if inside else "left",
+            va="center",
+            size=10,
+            color=style.ink_on(style.colour(concept)) if inside else style.INK,
+        )
+    if limit:
+        ax.axvline(limit, color=style.colour("limit"), linewidth=2)
+        ax.text(limit, -0.52, f"limit {style.format_bytes(limit)}", color=style.colour("limit"), ha="center", va="top", size=9.5)
+    ax.set(xlim=(0, 1.06 * longest), ylim=(-0.5, len(bars) - 0.5))
+    ax.set_yticks(range(len(bars)), [name for name, _, _ in bars])
+    ax.set_xticks([])
+    ax.invert_yaxis()
+    ax.spines["bottom"].set_visible(False)
+    ax.set_title(title, size=10.5, weight="normal")
+    ax.grid(False)
