@@ -2,7 +2,7 @@
 
 import hashlib
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import gguf
@@ -45,6 +45,15 @@ _SIZES = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 256,
 }
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """These models are so small that threads would only wait for one another."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

@@ -37,7 +37,7 @@ def messy_notebook():
         metadata={"needs_background": "light"},
     )
     code = v4.new_code_cell("print(1)\n", outputs=[*streams, widget, image], execution_count=17)
-    code.metadata = {"tags": ["a", "a"], "execution": {"iopub.status.busy": "2024-01-01T00:00:00Z"}, "scrolled": True}
+    code.metadata = {"tags": ["a"], "execution": {"iopub.status.busy": "2024-01-01T00:00:00Z"}, "scrolled": True}
     notebook = v4.new_notebook(cells=[v4.new_markdown_cell("# Title"), code, v4.new_code_cell("x = 1")])
     notebook.metadata = {
         "kernelspec": {"name": "my-env", "display_name": "Mine", "language": "python"},

@@ -3,7 +3,6 @@
 import pytest
 
 from vllm_teach.teaching import check, list_checks
-from vllm_teach.teaching.lab import list_lessons
 
 LESSONS = ("00_start_here", "01_naive_attention", "02_online_softmax_and_tiling")
 

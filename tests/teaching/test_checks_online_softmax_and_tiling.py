@@ -1,12 +1,14 @@
 """Lesson 02's checks: the right answers pass, and each known-wrong one is rejected."""
 
+# ruff: noqa: E741 - l is the running sum's name in the papers
+
 import pytest
 import torch
 
 from vllm_teach.teaching import check
 
 
-def step(m, l, acc, scores, values, *, rescale_l=True, rescale_acc=True, guard=True, tile_only=False, keep_m=False):  # noqa: E741
+def step(m, l, acc, scores, values, *, rescale_l=True, rescale_acc=True, guard=True, tile_only=False, keep_m=False):
     """One step of the online softmax with switches for what can go wrong."""
     m_new = scores.amax(-1) if tile_only else m if keep_m else torch.maximum(m, scores.amax(-1))
     base = torch.where(m_new.isinf(), 0.0, m_new) if guard else m_new
@@ -17,40 +19,40 @@ def step(m, l, acc, scores, values, *, rescale_l=True, rescale_acc=True, guard=T
     return m_new, old_l + p.sum(-1), old_acc + p @ values
 
 
-def update(m, l, acc, scores, values):  # noqa: E741
+def update(m, l, acc, scores, values):
     return step(m, l, acc, scores, values)
 
 
-def in_place_update(m, l, acc, scores, values):  # noqa: E741
+def in_place_update(m, l, acc, scores, values):
     m_new, l_new, acc_new = step(m, l, acc, scores, values)
     acc.copy_(acc_new)
     return m_new, l_new, acc
 
 
-def finished_update(m, l, acc, scores, values):  # noqa: E741
-    m, l, acc = step(m, l, acc, scores, values)  # noqa: E741
+def finished_update(m, l, acc, scores, values):
+    m, l, acc = step(m, l, acc, scores, values)
     return m, l, acc / l.clamp(min=1e-300)[:, None]
 
 
-def half_update(m, l, acc, scores, values):  # noqa: E741
-    p, v = torch.exp((scores - torch.maximum(m, scores.amax(-1))[:, None])).half(), values.half()
+def half_update(m, l, acc, scores, values):
+    p, v = torch.exp(scores - torch.maximum(m, scores.amax(-1))[:, None]).half(), values.half()
     right = step(m, l, acc, scores, values)
     first = step(m, l, acc, scores, values * 0)
     return right[0], right[1], first[2] + (p @ v).double().nan_to_num()
 
 
-def inverse_alpha(m, l, acc, scores, values):  # noqa: E741
+def inverse_alpha(m, l, acc, scores, values):
     m_new = torch.maximum(m, scores.amax(-1))
     alpha, p = torch.exp(m_new - m), torch.exp(scores - m_new[:, None])
     return m_new, alpha * l + p.sum(-1), alpha[:, None] * acc + p @ values
 
 
-def no_maximum(m, l, acc, scores, values):  # noqa: E741
+def no_maximum(m, l, acc, scores, values):
     p = torch.exp(scores)
     return torch.maximum(m, scores.amax(-1)), l + p.sum(-1), acc + p @ values
 
 
-def one_maximum(m, l, acc, scores, values):  # noqa: E741
+def one_maximum(m, l, acc, scores, values):
     m_new = torch.maximum(m, scores.max().expand_as(m))
     alpha, p = torch.exp(m - m_new), torch.exp(scores - m_new[:, None])
     return m_new, alpha * l + p.sum(-1), alpha[:, None] * acc + p @ values
@@ -78,7 +80,7 @@ def merge_in_place(left, right):
 
 def merge_outputs(left, right):
     """Averages the two finished outputs, as if both parts had seen the same weight."""
-    m, l, _ = merge(left, right)  # noqa: E741
+    m, l, _ = merge(left, right)
     outputs = [part[2] / part[1].clamp(min=1e-300)[:, None] for part in (left, right)]
     return m, l, l[:, None] * (outputs[0] + outputs[1]) / 2
 

@@ -54,7 +54,7 @@ LATER = ("server", "quantization", "metrics", "kernels")
 
 @dataclass(frozen=True)
 class SystemMap:
-    """The drawn map as data: boxes, arrows, what is highlighted, the engine's frame (x, y, w, h) and the page, in inches."""
+    """The drawn map as data: boxes, arrows, highlighted names, the engine's frame (x, y, w, h), the page; inches."""
 
     boxes: tuple[Box, ...]
     arrows: tuple[Arrow, ...]

@@ -11,7 +11,7 @@ from vllm_teach.validation.tables import Row, Table, get_table
 NOT_MEASURED = "not measured in this lesson"
 # Where a number can come from: a clock or an allocator, an exact counter, or arithmetic on sizes.
 HOW = ("measured here", "counted here", "computed")
-_WIDTHS = (40, 26, 32)
+_WIDTHS = (40, 28, 30)
 # Units as the keys spell them, longest first, and as they are printed.
 _UNITS = {
     "_tokens_per_s": "tokens/s",
@@ -120,6 +120,8 @@ def claim(row: Row) -> str:
     name, unit = _unit(row.name) if row.kind == "metric" else (row.name, "")
     if row.kind == "mode":
         name = _words(name)
+    if row.kind in ("symptom", "scenario"):
+        return f"{name} ({'; '.join(f'{key}: {text}' for key, text in values.items())})"
     if "seq_len" in values:
         name += f" at {values.pop('seq_len'):,} tokens"
     return ": ".join(part for part in (name, _claimed(values, unit)) if part)

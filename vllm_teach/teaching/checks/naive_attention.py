@@ -98,8 +98,8 @@ def _growth_order_cases(generator: torch.Generator) -> Iterator[Case]:
     ):
         label = f"overhead {overhead:g}, factor {factor:g}"
         yield Case(label, (Meter(overhead, factor, power),), power, rule)
-    power = 1 + float(torch.rand((), generator=generator))
-    yield Case("a power between 1 and 2", (Meter(100.0, 0.5, power),), power, rule)
+    for power in (1.5, 3.0, 1 + float(torch.rand((), generator=generator))):
+        yield Case(f"overhead 100, factor 0.5, power {power:.3g}", (Meter(100.0, 0.5, power),), power, rule)
 
 
 CHECKS = [

@@ -82,15 +82,17 @@ def draw_merge(scores: Sequence[float], values: Sequence[Sequence[float]], split
         x = min(max(middle - 1.6, 0.12), _W - 3.32)
         boxes.append(Box(f"worker{number}", f"worker {number}", part.describe(), x, 1.42, 3.2, 0.62))
         draw_arrow(axes, Arrow("", "", ((x + 1.6, 2.42), (x + 1.6, 2.04))))
-    total = Box("merged", "merge", f"{data.merged.describe()}   out = {data.merged.out:.2f}", 2.1, 0.12, 4.2, 0.62, "here")
-    for box, weight, at in zip(boxes, data.weights, (0.2, 0.8), strict=True):
+    total = Box(
+        "merged", "merge", f"{data.merged.describe()}   out = {data.merged.out:.2f}", 2.1, 0.12, 4.2, 0.62, "here"
+    )
+    for box, part, weight, at in zip(boxes, (data.first, data.second), data.weights, (0.2, 0.8), strict=True):
         start, end = box.anchor("bottom"), total.anchor("top", at)
         draw_arrow(axes, Arrow("", "", (start, (start[0], 1.08), (end[0], 1.08), end)))
         side = -1 if at < 0.5 else 1
         axes.text(
             start[0] + side * 0.1,
             1.2,
-            f"times exp(m of this part − m) = {weight:.2f}",
+            f"× exp({part.m:.2f} − {data.merged.m:.2f}) = {weight:.2f}",
             size=9,
             ha="right" if side < 0 else "left",
             va="center",

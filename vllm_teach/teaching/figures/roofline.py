@@ -88,6 +88,8 @@ def _name_the_roof(ax: Axes, data: RooflineData, low: float, high: float, dtype:
 
 def _angle(ax: Axes, low: float, data: RooflineData) -> float:
     """The slope of the memory roof on the page, degrees. It depends on the layout, so the figure is laid out first."""
-    ax.get_figure(root=True).draw_without_rendering()
+    figure = ax.get_figure(root=True)
+    assert figure is not None  # only a removed Axes has none
+    figure.draw_without_rendering()
     start, end = ax.transData.transform([(low, data.bandwidth * low), (data.ridge, data.peak)])
     return float(np.degrees(np.arctan2(end[1] - start[1], end[0] - start[0])))

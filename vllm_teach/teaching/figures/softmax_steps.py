@@ -9,7 +9,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from vllm_teach.attention.online_softmax import SoftmaxState, finish, update
+from vllm_teach.attention.online_softmax import SoftmaxState, update
 from vllm_teach.errors import InvalidArgumentError
 from vllm_teach.teaching import style
 
@@ -103,10 +103,10 @@ def draw_softmax_step(data: SoftmaxSteps, step: int) -> Figure:
         raise InvalidArgumentError(f"step is {step}; the row has {data.tiles} tiles, so use 0 to {data.tiles}.")
     figure = plt.figure(figsize=(8.4, 5.0), layout="none")
     figure.text(0.012, 0.975, _title(data, step), size=12, weight="bold", va="top", color=style.INK)
-    _draw_scores(figure.add_axes((0.075, 0.56, 0.585, 0.32)), data, step)
-    _draw_weights(figure.add_axes((0.075, 0.11, 0.585, 0.32)), data, step)
-    _draw_sum(figure.add_axes((0.745, 0.56, 0.235, 0.32)), data, step)
-    _draw_output(figure.add_axes((0.745, 0.11, 0.235, 0.32)), data, step)
+    _draw_scores(figure.add_axes((0.09, 0.56, 0.57, 0.32)), data, step)
+    _draw_weights(figure.add_axes((0.09, 0.11, 0.57, 0.32)), data, step)
+    _draw_sum(figure.add_axes((0.755, 0.56, 0.225, 0.32)), data, step)
+    _draw_output(figure.add_axes((0.755, 0.11, 0.225, 0.32)), data, step)
     return figure
 
 
@@ -173,8 +173,10 @@ def _draw_output(ax: Axes, data: SoftmaxSteps, step: int) -> None:
     ax.bar(places, final, color="none", edgecolor=style.INK, linewidth=1.4, linestyle="--", width=0.76)
     every = [value for index in range(data.tiles + 1) for value in data.out(index)]
     span = max(every) - min(every)
-    ax.set(ylim=(min(*every, 0) - 0.08 * span, max(*every, 0) + 0.08 * span), xlabel="value dimension", ylabel="acc / l")
+    ax.set(
+        ylim=(min(*every, 0) - 0.08 * span, max(*every, 0) + 0.08 * span), xlabel="value dimension", ylabel="acc / l"
+    )
     ax.set_xticks(list(places))
     ax.axhline(0, color=style.INK, linewidth=0.8)
-    ax.set_title("Output so far (dashed: final)", size=10.5, weight="normal")
+    ax.set_title("Output (dashed: final)", size=10.5, weight="normal")
     ax.grid(False)

@@ -60,7 +60,14 @@ class TileMap:
 
 
 def tile_map(
-    q_len: int, kv_len: int, tile_q: int, tile_k: int, *, head_dim: int = 64, input_bytes: int = 2, fast_memory: int = 102_400
+    q_len: int,
+    kv_len: int,
+    tile_q: int,
+    tile_k: int,
+    *,
+    head_dim: int = 64,
+    input_bytes: int = 2,
+    fast_memory: int = 102_400,
 ) -> TileMap:
     """Sort the tiles of causal attention (bottom-right) by kind, from the package's own loop `tile_pairs`."""
     shape = AttentionShape(1, q_len, kv_len, 1, 1, head_dim)
@@ -103,12 +110,12 @@ def draw_tile_map(data: TileMap) -> Figure:
     figure = plt.figure(figsize=(8.4, 4.6), layout="none")
     title = f"{len(data.skipped)} of {data.tiles} tiles are never read (causal, tiles of {data.tile_q} × {data.tile_k})"
     figure.text(0.012, 0.975, title, size=12, weight="bold", va="top", color=style.INK)
-    _draw_matrix(figure.add_axes((0.085, 0.12, 0.43, 0.785)), data)
-    top, bottom = figure.add_axes((0.60, 0.50, 0.375, 0.13)), figure.add_axes((0.60, 0.17, 0.375, 0.19))
+    _draw_matrix(figure.add_axes((0.10, 0.12, 0.425, 0.775)), data)
+    top, bottom = figure.add_axes((0.63, 0.50, 0.35, 0.10)), figure.add_axes((0.63, 0.13, 0.35, 0.18))
     _draw_bars(top, [("", data.working_set, "tiled")], "Fast memory that one tile needs", data.fast_memory)
     bars = [("naive", data.naive_bytes, "naive"), ("tiled", data.bytes_moved, "tiled")]
     _draw_bars(bottom, bars, "Bytes moved (one head, d = 64, fp16)", None)
-    figure.legend(handles=_legend(data), loc="upper left", bbox_to_anchor=(0.585, 0.93))
+    figure.legend(handles=_legend(data), loc="upper left", bbox_to_anchor=(0.60, 0.92))
     return figure
 
 
@@ -116,7 +123,7 @@ def _legend(data: TileMap) -> list[Patch]:
     hatch = {"facecolor": style.colour("done"), "hatch": "////", "edgecolor": style.INK, "linewidth": 0}
     return [
         Patch(facecolor=style.colour("done"), edgecolor=style.INK, label=f"visited, whole: {len(data.whole)}"),
-        Patch(label=f"visited, cut by the mask: {len(data.cut)} (hatched: wasted)", **hatch),
+        Patch(label=f"cut by the mask: {len(data.cut)} (hatched: wasted)", **hatch),
         Patch(facecolor=style.colour("pending"), edgecolor="#A0A0A0", label=f"skipped: {len(data.skipped)}"),
     ]
 
@@ -137,7 +144,13 @@ def _draw_matrix(ax: Axes, data: TileMap) -> None:
     ax.set(xlim=(0, data.kv_len), ylim=(data.q_len, 0), aspect="equal", xlabel="key", ylabel="query")
     for which in ("x", "y"):
         length = data.kv_len if which == "x" else data.q_len
-        style.label_axis(ax, which, "key" if which == "x" else "query", kind="tokens", ticks=range(0, length + 1, max(1, length // 4)))
+        style.label_axis(
+            ax,
+            which,
+            "key" if which == "x" else "query",
+            kind="tokens",
+            ticks=range(0, length + 1, max(1, length // 4)),
+        )
     ax.grid(False)
 
 
@@ -157,7 +170,10 @@ def _draw_bars(ax: Axes, bars: list[tuple[str, int, str]], title: str, limit: in
         )
     if limit:
         ax.axvline(limit, color=style.colour("limit"), linewidth=2)
-        ax.text(limit, -0.52, f"limit {style.format_bytes(limit)}", color=style.colour("limit"), ha="center", va="top", size=9.5)
+        side = "right" if limit > 0.6 * longest else "left"
+        ax.text(
+            limit, 0.5, f" limit {style.format_bytes(limit)} ", color=style.colour("limit"), ha=side, va="top", size=10
+        )
     ax.set(xlim=(0, 1.06 * longest), ylim=(-0.5, len(bars) - 0.5))
     ax.set_yticks(range(len(bars)), [name for name, _, _ in bars])
     ax.set_xticks([])

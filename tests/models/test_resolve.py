@@ -1,0 +1,127 @@
+import os
+import shutil
+import sys
+
+import huggingface_hub
+import pytest
+from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+from vllm_teach.errors import MissingDependencyError, ModelLoadError, ModelNotFoundError
+from vllm_teach.models import resolve_model
+from vllm_teach.models.load import load_model
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("VLLM_TEACH_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def test_an_alias_that_is_not_fetched_names_the_command(home):
+    with pytest.raises(ModelNotFoundError, match="run `vllm-teach fetch` once"):
+        resolve_model("smollm2")
+    # Half a model counts as none.
+    (home / "smollm2-135m-instruct").mkdir(parents=True)
+    with pytest.raises(ModelNotFoundError, match="run `vllm-teach fetch` once"):
+        resolve_model("smollm2")
+
+
+@pytest.mark.real_model
+def test_the_alias_is_the_fetched_directory(smollm2_path, monkeypatch):
+    monkeypatch.setenv("VLLM_TEACH_HOME", str(smollm2_path.parent))
+    assert resolve_model("smollm2") == smollm2_path
+
+
+def test_a_directory_is_itself(tmp_path, tiny_hf):
+    folder = tmp_path / "model"
+    tiny_hf("llama").save_pretrained(folder)
+    assert resolve_model(folder) == resolve_model(str(folder)) == folder
+
+
+def test_directories_that_are_no_models(tmp_path, tiny_hf):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    with pytest.raises(ModelNotFoundError, match=r"no config\.json"):
+        resolve_model(folder)
+    (folder / "config.json").write_text("{}")
+    with pytest.raises(ModelNotFoundError, match=r"no \*\.safetensors weights"):
+        resolve_model(folder)
+
+
+def test_a_gguf_file_is_converted_once_and_again_when_it_changed(home, tmp_path, tiny_gguf):
+    file = shutil.copy(tiny_gguf, tmp_path / "tiny.gguf")
+    folder = resolve_model(file)
+    assert folder.parent == home / "gguf"
+    load_model(folder)
+    written = (folder / "model.safetensors").stat().st_mtime_ns
+    assert resolve_model(file) == folder
+    assert (folder / "model.safetensors").stat().st_mtime_ns == written
+    os.utime(file, ns=(1, 1))
+    assert resolve_model(file) != folder
+
+
+def test_a_damaged_gguf_file_leaves_nothing(home, tmp_path, tiny_gguf):
+    file = tmp_path / "cut.gguf"
+    file.write_bytes(tiny_gguf.read_bytes()[:9000])
+    with pytest.raises(ModelLoadError, match=r"cut\.gguf"):
+        resolve_model(file)
+    assert [path.suffix for path in (home / "gguf").iterdir()] == [".lock"]
+
+
+def test_another_file_is_no_model(tmp_path):
+    file = tmp_path / "weights.bin"
+    file.write_text("x")
+    with pytest.raises(ModelNotFoundError, match=r"no \.gguf file"):
+        resolve_model(file)
+
+
+@pytest.mark.parametrize("name", ["no-such-alias", "", "./missing/folder", "a/b/c", "models/missing.gguf", "/nowhere"])
+def test_names_that_are_nothing(name, monkeypatch):
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("asked the hub"))
+    with pytest.raises(ModelNotFoundError, match=r"no alias \(smollm2\), directory, \.gguf file or hub id|no config"):
+        resolve_model(name)
+
+
+def test_a_hub_id_is_downloaded_without_other_formats(tmp_path, tiny_hf, monkeypatch):
+    tiny_hf("llama").save_pretrained(tmp_path / "snapshot")
+    asked = {}
+
+    def download(model_id: str, **options: object) -> str:
+        asked.update(options, id=model_id)
+        return str(tmp_path / "snapshot")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert resolve_model("owner/name-1.5B") == tmp_path / "snapshot"
+    assert asked["id"] == "owner/name-1.5B"
+    assert "model*.safetensors" in asked["allow_patterns"]
+    assert not [pattern for pattern in asked["allow_patterns"] if pattern.endswith((".bin", ".gguf", "*"))]
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (LocalEntryNotFoundError("no network\nand more"), "no local directory and the hub cannot be reached"),
+        (HFValidationError("bad id\nand more"), r"cannot be had from the hub \(bad id\): check the id"),
+    ],
+)
+def test_the_hubs_errors_become_one_sentence(error, message, monkeypatch):
+    def download(*_: object, **__: object) -> str:
+        raise error
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    with pytest.raises(ModelNotFoundError, match=message) as raised:
+        resolve_model("owner/name")
+    assert "\n" not in str(raised.value)
+
+
+def test_offline_the_real_hub_client_gives_the_same_sentence(monkeypatch, tmp_path):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(ModelNotFoundError, match="'owner/name' is no local directory and the hub cannot be reached"):
+        resolve_model("owner/name")
+
+
+def test_without_the_hub_library_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(MissingDependencyError, match="pip install huggingface_hub"):
+        resolve_model("owner/name")

@@ -1,0 +1,87 @@
+import json
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from vllm_teach.errors import InvalidArgumentError, ModelLoadError, ModelNotFoundError
+from vllm_teach.models.convert import convert_gguf
+from vllm_teach.models.tokenizer import load_tokenizer
+
+
+@pytest.fixture
+def folder(tmp_path: Path, tiny_gguf: Path) -> Path:
+    convert_gguf(tiny_gguf, tmp_path, progress=False)
+    return tmp_path
+
+
+def test_ids_and_text_there_and_back(folder):
+    tokenizer = load_tokenizer(folder)
+    text = "hello w123 , naïve <|im_end|>"
+    ids = tokenizer.encode(text)
+    assert ids == AutoTokenizer.from_pretrained(folder).encode(text)
+    assert ids[-1] == 2  # the special token's text is the special token
+    assert tokenizer.decode(ids, skip_special_tokens=False) == text
+    assert tokenizer.decode(ids) == "hello w123 , naïve "
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.vocab_size) == (1, 2, 320)
+
+
+def test_half_a_character_is_a_replacement_character(folder):
+    tokenizer = load_tokenizer(folder)
+    ids = tokenizer.encode("é")
+    assert len(ids) == 2
+    assert tokenizer.decode(ids[:1]) == "\ufffd"
+
+
+def test_the_chat_template_is_applied(folder):
+    tokenizer = load_tokenizer(folder)
+    messages = [{"role": "user", "content": "hello"}]
+    assert tokenizer.chat_text(messages) == "<|im_start|>user\nhello<|im_end|>"
+    ids = tokenizer.apply_chat_template(messages)
+    assert ids == tokenizer.encode("<|im_start|>user\nhello<|im_end|>")
+    assert (ids[0], ids[-1]) == (1, 2)
+
+
+@pytest.mark.parametrize("messages", [[{"role": "user"}], [{"content": "x"}]])
+def test_incomplete_messages_are_refused(messages, folder):
+    with pytest.raises(InvalidArgumentError, match="lacks 'role' or 'content'"):
+        load_tokenizer(folder).apply_chat_template(messages)
+
+
+def edit(file: Path, **changes: object) -> None:
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps({key: value for key, value in {**content, **changes}.items() if value is not None}))
+
+
+def test_a_template_that_refuses_gives_its_reason(folder):
+    template = "{{ raise_exception('roles must alternate') }}"
+    edit(folder / "tokenizer_config.json", chat_template=template)
+    with pytest.raises(InvalidArgumentError, match="roles must alternate"):
+        load_tokenizer(folder).apply_chat_template([{"role": "user", "content": "x"}])
+
+
+def test_a_model_without_a_template_is_not_for_chat(folder):
+    edit(folder / "tokenizer_config.json", chat_template=None)
+    with pytest.raises(InvalidArgumentError, match="without a chat template"):
+        load_tokenizer(folder).apply_chat_template([{"role": "user", "content": "x"}])
+
+
+def test_stop_ids_come_from_the_generation_config_then_the_config_then_the_tokenizer(folder):
+    edit(folder / "generation_config.json", eos_token_id=[2, 0])
+    assert load_tokenizer(folder).stop_token_ids == (2, 0)
+    edit(folder / "generation_config.json", eos_token_id=None)
+    edit(folder / "config.json", eos_token_id=0)
+    assert load_tokenizer(folder).stop_token_ids == (0,)
+    edit(folder / "config.json", eos_token_id=None)
+    assert load_tokenizer(folder).stop_token_ids == (2,)
+
+
+def test_a_folder_without_tokenizer_and_a_damaged_one(folder, tmp_path_factory):
+    with pytest.raises(ModelNotFoundError, match=r"no tokenizer\.json"):
+        load_tokenizer(tmp_path_factory.mktemp("empty"))
+    (folder / "tokenizer.json").write_text("{")
+    with pytest.raises(ModelLoadError, match=r"tokenizer in .* cannot be read"):
+        load_tokenizer(folder)
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(ModelLoadError, match=r"tokenizer in .* cannot be read"):
+        load_tokenizer(folder)
