@@ -35,10 +35,10 @@ def draw_growing_sum(ax: Axes, most_keys: int = 4096) -> GrowingSum:
                 marks.append(float(total))
         sums[name] = tuple(marks)
         concept, marker = _LOOKS[name]
-        ax.plot(keys, marks, f"{marker}-", color=style.colour(concept), label=f"l kept in {name}", markersize=5)
+        ax.plot(keys, marks, f"{marker}-", color=style.colour(concept), label=f"kept in {name}", markersize=5)
     ax.plot(keys, keys, "--", color=style.colour("ideal"), label="exact", linewidth=1.2, zorder=4)
     style.label_axis(ax, "x", "keys summed, all of equal score", kind="tokens", log=2, ticks=keys[::2])
-    style.label_axis(ax, "y", "l", kind="tokens", log=2, ticks=keys[::2])
+    style.label_axis(ax, "y", "the sum l", kind="tokens", log=2, ticks=keys[::2])
     ax.legend(loc="upper left")
     return GrowingSum(keys, sums)
 

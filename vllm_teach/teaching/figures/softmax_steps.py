@@ -1,5 +1,6 @@
 """The online softmax of one row of scores, drawn as it is after each tile: what a slider steps through."""
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -47,13 +48,14 @@ class SoftmaxSteps:
 
 
 def softmax_steps(scores: Sequence[float], values: Sequence[Sequence[float]], tile: int) -> SoftmaxSteps:
-    """Run the package's `update` over `scores` `[keys]` and `values` `[keys, value_dim]`, keeping every state (float64).
+    """Run the package's `update` over `scores` `[keys]` and `values` `[keys, value_dim]`, keeping each state (float64).
 
     Raises InvalidArgumentError when there is no key, the lengths differ, or `tile` is below 1.
     """
     if not scores or len(scores) != len(values) or tile < 1:
         raise InvalidArgumentError(
-            f"scores has {len(scores)} keys, values {len(values)}, tile is {tile}: give equal lengths and a tile of 1 or more."
+            f"scores has {len(scores)} keys, values {len(values)}, tile is {tile}: "
+            "give equal lengths and a tile of 1 or more."
         )
     s = torch.tensor([list(scores)], dtype=torch.float64)  # [1, keys]
     v = torch.tensor([list(value) for value in values], dtype=torch.float64)  # [keys, value_dim]
@@ -67,7 +69,7 @@ def softmax_steps(scores: Sequence[float], values: Sequence[Sequence[float]], ti
         m=tuple(m),
         l=tuple(float(state.l) for state in states),
         acc=tuple(tuple(state.acc[0].tolist()) for state in states),
-        rescale=tuple(math.exp(before - after) for before, after in zip(m, m[1:], strict=False)),
+        rescale=tuple(math.exp(before - after) for before, after in itertools.pairwise(m)),
     )
 
 

@@ -106,7 +106,7 @@ def tile_map(
 
 
 def draw_tile_map(data: TileMap) -> Figure:
-    """Draw the map to scale beside two bars: the working set against the fast memory, the bytes moved against naive's."""
+    """Draw the map to scale beside two bars: working set against fast memory, bytes moved against naive's."""
     figure = plt.figure(figsize=(8.4, 4.6), layout="none")
     title = f"{len(data.skipped)} of {data.tiles} tiles are never read (causal, tiles of {data.tile_q} × {data.tile_k})"
     figure.text(0.012, 0.975, title, size=12, weight="bold", va="top", color=style.INK)
