@@ -7,6 +7,8 @@ from vllm_teach.teaching import notebooks
 
 pytestmark = pytest.mark.browser
 
+KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}
+
 SMALL = """
 import matplotlib.pyplot as plt
 from vllm_teach.teaching import explore, figure_png
@@ -30,7 +32,8 @@ CELLS = """() => window.jupyterapp.shell.currentWidget.content.widgets
         const outputs = cell.model.outputs.toJSON();
         const allowed = (cell.model.getMetadata('tags') || []).includes('raises-exception');
         const error = outputs.find(output => output.output_type === 'error');
-        return {ran: cell.model.executionCount !== null, error: error && !allowed ? error.ename + ': ' + error.evalue : null,
+        return {ran: cell.model.executionCount !== null,
+                error: error && !allowed ? error.ename + ': ' + error.evalue : null,
                 widget: outputs.some(o => o.data && o.data['application/vnd.jupyter.widget-view+json'])};
     })"""
 # The bytes behind an image's address, which is a new blob: address after every redraw, changed or not.
@@ -106,19 +109,27 @@ def assert_all_ran(cells):
     assert all(cell["ran"] for cell in cells)
 
 
+def save(lab, name, source):
+    notebook = v4.new_notebook(cells=[v4.new_code_cell(source.strip())], metadata={"kernelspec": KERNEL})
+    (lab.folder / name).write_text(notebooks.to_text(notebook))
+
+
 def test_a_small_widget(lab, page):
-    (lab.folder / "small.ipynb").write_text(
-        notebooks.to_text(v4.new_notebook(cells=[v4.new_code_cell(SMALL.strip())], metadata={"kernelspec": KERNEL}))
-    )
+    save(lab, "small.ipynb", SMALL)
     assert_all_ran(open_and_run(page, lab, "small.ipynb"))
     assert look_at(explorers(page).first)[1] == "step squared is 0"
     assert move_every_slider(page) == 1
+
+
+def test_a_picture_that_stays_the_same_would_be_noticed(lab, page):
+    assert 'state["step"]' in SMALL
+    save(lab, "still.ipynb", SMALL.replace('state["step"]', "4"))
+    open_and_run(page, lab, "still.ipynb")
+    with pytest.raises(AssertionError, match="changed no pixel"):
+        move_every_slider(page)
 
 
 def test_lesson_02(lab, page):
     cells = open_and_run(page, lab, "02_online_softmax_and_tiling.ipynb")
     assert_all_ran(cells)
     assert move_every_slider(page) >= sum(cell["widget"] for cell in cells) >= 1
-
-
-KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}

@@ -13,8 +13,9 @@ from vllm_teach.performance.timing import Timing
 
 @pytest.fixture(scope="module")
 def measured() -> tuple[Machine, float]:
-    start = time.perf_counter()
-    return measure_this_machine(quick=True, device="cpu"), time.perf_counter() - start
+    # The process's own time: other programs may be running. One thread does not wait for others either.
+    start = time.process_time()
+    return measure_this_machine(quick=True, device="cpu"), time.process_time() - start
 
 
 def test_rates_are_ordered_and_plausible(measured: tuple[Machine, float]) -> None:
@@ -48,8 +49,7 @@ def test_names_and_settings(measured: tuple[Machine, float]) -> None:
 
 
 def test_quick_is_quick(measured: tuple[Machine, float]) -> None:
-    # 2 to 3 s on an idle 2-core machine; the allowance is for one that is busy with other tests.
-    assert measured[1] < 30
+    assert measured[1] < 8
 
 
 def test_to_dict_is_json_and_complete(measured: tuple[Machine, float]) -> None:

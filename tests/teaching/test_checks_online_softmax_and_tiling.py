@@ -96,10 +96,25 @@ def tiles(q_len, kv_len, tile_q, tile_k, *, shift=None, ceil=True, last=True, cl
     return total
 
 
+def stops(add):
+    total = add(0.0)
+    while add(total) != total:
+        total *= 2
+    return total
+
+
+def stops_one_by_one(add):
+    total = add(0.0)
+    while add(total) != total:
+        total = add(total)
+    return total
+
+
 RIGHT = {
     "online_softmax_update": [update],
     "merge_states": [merge, lambda a, b: merge(b, a)],
     "tiles_visited": [tiles],
+    "sum_that_stops": [stops],
 }
 WRONG = {
     "online_softmax_update": {
@@ -154,6 +169,17 @@ WRONG = {
         "lengths swapped": lambda q, k, tq, tk: tiles(k, q, tq, tk),
         "skipped ones": lambda q, k, tq, tk: -(-q // tq) * -(-k // tk) - tiles(q, k, tq, tk),
         "visible pairs": lambda q, k, tq, tk: tiles(q, k, 1, 1),
+    },
+    "sum_that_stops": {
+        "one by one": stops_one_by_one,
+        "the last that still grows": lambda add: stops(add) / 2,
+        "one doubling too many": lambda add: stops(add) * 2,
+        "in steps, not as a sum": lambda add: stops(add) / add(0.0),
+        "the step before": lambda add: stops(add) - add(0.0),
+        "always float16": lambda add: 2048.0,
+        "float16 for any step": lambda add: 2048.0 * add(0.0),
+        "the largest float16": lambda add: 65504.0,
+        "the gap": lambda add: 2 * add(0.0),
     },
 }
 

@@ -1,3 +1,4 @@
+import base64
 import itertools
 
 import matplotlib as mpl
@@ -132,3 +133,20 @@ def test_apply_and_reproducible_png() -> None:
         first = draw()
         assert first == draw()
         assert b"matplotlib" not in first.lower()
+
+
+def test_pictures_in_a_notebook_carry_no_version() -> None:
+    import nbformat
+    from nbclient import NotebookClient
+
+    before = "import matplotlib.pyplot as plt\nplt.plot([1, 2]);"
+    after = "from vllm_teach.teaching import style\nstyle.apply()\nplt.plot([1, 2]);"
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in (before, after)])
+    NotebookClient(notebook, kernel_name="python3", timeout=120).execute()
+    pictures = [
+        base64.b64decode(output["data"]["image/png"])
+        for cell in notebook.cells
+        for output in cell.outputs
+        if "image/png" in output.get("data", {})
+    ]
+    assert [b"Software" in picture for picture in pictures] == [True, False]

@@ -17,8 +17,8 @@ def cells(text: str) -> dict[str, tuple[str, str]]:
         if not line.strip():
             break
         parts = [part.strip() for part in (line + " | | ").split("|")][:3]
-        # A wrapped line continues the row above; claims begin anew where a measured cell begins.
-        if parts[1] and not (rows and rows[-1][1] and line.startswith("  ")):
+        # The middle cells here fit on one line, so a line without one continues the row above.
+        if parts[1]:
             rows.append(parts)
         else:
             rows[-1] = [f"{old} {new}".strip() for old, new in zip(rows[-1], parts, strict=True)]

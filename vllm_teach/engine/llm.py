@@ -210,7 +210,9 @@ class LLM:
             with tqdm(total=len(requests), desc="requests", disable=not use_tqdm) as bar:
                 while not all(request.finished for request in requests):
                     self.engine.step()
-                    bar.update(sum(request.finished for request in requests) - bar.n)
+                    newly = sum(request.finished for request in requests) - bar.n
+                    if newly:
+                        bar.update(newly)
                     failed = next((each.error for each in requests if each.error is not None), None)
                     if failed is not None and on_error == "raise":
                         raise failed

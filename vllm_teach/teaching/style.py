@@ -7,7 +7,7 @@ one family (the lines of one figure) are told apart under deuteranopia and prota
 import io
 import sys
 from collections.abc import Callable, Iterable
-from typing import Literal
+from typing import Any, Literal
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -85,10 +85,20 @@ def apply() -> None:
     mpl.rcParams.update(_RC)
     mpl.rcParams["axes.prop_cycle"] = cycler(color=list(FAMILIES["implementation"].values()))
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    if shell is not None and "matplotlib_inline.config" in sys.modules:
-        inline = sys.modules["matplotlib_inline.config"].InlineBackend.instance(parent=shell)
-        # Without this, each PNG names matplotlib's version and changes with it.
-        inline.print_figure_kwargs = {**inline.print_figure_kwargs, "metadata": {"Software": None}}
+    if shell is not None and hasattr(shell, "kernel"):
+        _leave_out_the_version(shell)
+
+
+def _leave_out_the_version(shell: Any) -> None:
+    """Make Jupyter's pictures carry no matplotlib version: otherwise equal pictures differ between installations."""
+    from IPython.core.pylabtools import select_figure_formats
+    from matplotlib_inline.config import InlineBackend
+
+    inline = InlineBackend.instance(parent=shell)
+    options: dict[str, Any] = {**inline.print_figure_kwargs, "metadata": {"Software": None}}
+    inline.print_figure_kwargs = options
+    # A figure drawn before has fixed the keyword arguments already.
+    select_figure_formats(shell, inline.figure_formats, **options)
 
 
 def colour(concept: str) -> str:

@@ -1,7 +1,8 @@
-"""Checks of lesson 02: one step of the online softmax, the merge of two partial results, the tiles a mask leaves."""
+"""Checks of lesson 02: a step of the online softmax, a merge of two partial results, tiles visited, a sum to probe."""
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import torch
 
@@ -117,6 +118,36 @@ def _tiles_visited_cases(generator: torch.Generator) -> Iterator[Case]:
         yield Case(label, (q_len, kv_len, tile_q, tile_k), len(seen), rule)
 
 
+class AddLimitError(Exception):
+    """More additions than the exercise allows."""
+
+
+@dataclass
+class Adder:
+    """A running sum in a dtype that the learner is not told: `add(total)` is total + step, rounded as it rounds."""
+
+    dtype: torch.dtype
+    step: float
+    most_calls: int = 60
+    calls: int = field(default=0, compare=False)
+
+    def __call__(self, total: float) -> float:
+        """Return total + step in the hidden dtype. Mutates the number of calls. Raises AddLimitError beyond 60."""
+        self.calls += 1
+        if self.calls > self.most_calls:
+            raise AddLimitError(f"{self.most_calls} additions are allowed")
+        return float(torch.tensor(total, dtype=self.dtype) + self.step)
+
+
+def _sum_that_stops_cases(generator: torch.Generator) -> Iterator[Case]:
+    rule = "A dtype with p significant bits adds a step to a sum of up to 2**p steps; from there on it rounds it away."
+    bits = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24, torch.float64: 53}
+    settings = [(dtype, 1.0) for dtype in bits] + [(torch.float16, 16.0), (torch.bfloat16, 0.25)]
+    settings.append((torch.float32, 2.0 ** int(torch.randint(1, 8, (), generator=generator))))
+    for number, (dtype, step) in enumerate(settings, start=1):
+        yield Case(f"hidden dtype {number}, step {step:g}", (Adder(dtype, step),), step * 2.0 ** bits[dtype], rule)
+
+
 CHECKS = [
     Check(
         name="tiles_visited",
@@ -154,6 +185,18 @@ CHECKS = [
             "It is the update again, but now both sides have been summed relative to a maximum of their own.",
             "m = maximum(m_a, m_b); each side's l and acc are multiplied by exp(its own m - m).",
             "Two empty parts: m is -inf, and -inf - (-inf) is NaN. Subtract 0 where m is -inf.",
+        ),
+    ),
+    Check(
+        name="sum_that_stops",
+        lesson=LESSON,
+        task="Return the smallest running sum that add(total) no longer changes, with at most 60 additions.",
+        lesson_learnt="Of keys with equal scores, l in bfloat16 counts 256, in float16 2,048, in float32 16,777,216.",
+        cases=_sum_that_stops_cases,
+        hints=(
+            "add(0.0) tells you the step. Adding it one by one takes far too many calls: which totals are worth a try?",
+            "The gap between neighbouring floats doubles at each power of two, so only step * 2**k can be the first.",
+            "Double total until add(total) == total.",
         ),
     ),
 ]

@@ -38,7 +38,7 @@ class Matrices:
 
 
 def draw_matrices(n: int, head_dim: int) -> tuple[Figure, Matrices]:
-    """Draw Q, K, V, S, P and O of one head to scale (fp16, not causal); returns the figure (8.4 x 3.9 inches) and data."""
+    """Draw Q, K, V, S, P and O of one head to scale (fp16, not causal); returns the figure (8.4 x 3.9 in) and data."""
     size = dict.fromkeys(("Q", "K", "V", "O"), 2 * n * head_dim) | dict.fromkeys(("S", "P"), 2 * n * n)
     data = Matrices(n, head_dim, size)
     title = f"{data.share_of_scores:.1%} of the bytes are two matrices nobody asked for"

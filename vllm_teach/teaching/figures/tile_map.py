@@ -71,7 +71,9 @@ def tile_map(
 ) -> TileMap:
     """Sort the tiles of causal attention (bottom-right) by kind, from the package's own loop `tile_pairs`."""
     shape = AttentionShape(1, q_len, kv_len, 1, 1, head_dim)
-    whole, cut, visited = [], [], set()
+    whole: list[tuple[int, int, int, int]] = []
+    cut: list[tuple[int, int, int, int]] = []
+    visited = set()
     for (q_start, q_end), k_tiles in tile_pairs(shape, True, tile_q, tile_k):
         for k_start, k_end in k_tiles:
             visited.add((q_start, k_start))
@@ -120,10 +122,15 @@ def draw_tile_map(data: TileMap) -> Figure:
 
 
 def _legend(data: TileMap) -> list[Patch]:
-    hatch = {"facecolor": style.colour("done"), "hatch": "////", "edgecolor": style.INK, "linewidth": 0}
     return [
         Patch(facecolor=style.colour("done"), edgecolor=style.INK, label=f"visited, whole: {len(data.whole)}"),
-        Patch(label=f"cut by the mask: {len(data.cut)} (hatched: wasted)", **hatch),
+        Patch(
+            facecolor=style.colour("done"),
+            edgecolor=style.INK,
+            hatch="////",
+            linewidth=0,
+            label=f"cut by the mask: {len(data.cut)} (hatched: wasted)",
+        ),
         Patch(facecolor=style.colour("pending"), edgecolor="#A0A0A0", label=f"skipped: {len(data.skipped)}"),
     ]
 
