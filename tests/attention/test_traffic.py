@@ -28,10 +28,12 @@ class Products(TorchDispatchMode):
         super().__init__()
         self.products: list[tuple[torch.Size, torch.Size]] = []
         self.softmax_elements = 0
+        self.dtypes: set[torch.dtype] = set()
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if function is torch.ops.aten.bmm.default:
             self.products.append((args[0].shape, args[1].shape))
+            self.dtypes |= {args[0].dtype, args[1].dtype}
         if function is torch.ops.aten._softmax.default:
             self.softmax_elements += args[0].numel()
         return function(*args, **(kwargs or {}))
@@ -86,6 +88,7 @@ def test_naive_counts_what_pytorch_was_asked_for(sizes, dtype):
     operands = sum(left.numel() + right.numel() for left, right in seen.products)
     results = sum(left[0] * left[1] * right[2] for left, right in seen.products)
     assert len(seen.products) == 2
+    assert seen.dtypes == {dtype}  # the plain implementation does not upcast
     assert tally.flops == seen.flops
     assert tally.bytes_read == (operands + seen.softmax_elements) * element
     assert tally.bytes_written == (results + seen.softmax_elements) * element
@@ -110,6 +113,24 @@ def test_tiled_counts_what_pytorch_was_asked_for(sizes, dtype, causal, fast_memo
         assert tally.by_name["tiled.pairs"].bytes_read == group * element * sum(
             right.numel() for _, right in seen.products
         )
+
+
+@pytest.mark.parametrize(("tile_q", "tile_k"), [(16, 7), (64, 16), (256, 512)])
+@pytest.mark.parametrize(("dtype", "element"), DTYPES.items())
+def test_a_tile_pair_spills_from_the_first_byte_that_does_not_fit(dtype, element, tile_q, tile_k):
+    sizes, wide = SIZES["chunk"], max(4, element)  # 23 queries, 61 keys, head_dim 16
+    rows, keys = min(tile_q, 23), min(tile_k, 61)
+    resident = (rows + 2 * keys) * 16 * element + (rows * keys + rows * 16 + rows + rows) * wide
+    assert working_set_bytes(rows, keys, 16, element) == resident
+    moved = {}
+    for fast_memory in (resident - 1, resident):
+        with counters.count(fast_memory) as tally:
+            flash_attention_forward(*tensors(sizes, dtype), tile_q=tile_q, tile_k=tile_k)
+        moved[fast_memory] = as_work(tally)
+        assert as_work(tally) == brute_force_tiled(sizes, element, False, tile_q, tile_k, fast_memory)
+        arguments = {"tile_q": tile_q, "tile_k": tile_k, "fast_memory_bytes": fast_memory}
+        assert as_work(tally) == tiled_traffic(**sizes, input_bytes=element, **arguments)
+    assert moved[resident - 1].bytes_written > moved[resident].bytes_written
 
 
 def test_an_explicit_mask_and_a_returned_lse_are_counted():

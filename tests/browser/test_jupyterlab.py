@@ -46,6 +46,7 @@ PICTURE = """async image => {
 
 def open_and_run(page, lab, name):
     """Open a notebook, clear it, run all cells, and return what each code cell did."""
+    assert (lab.folder / name).is_file(), f"notebooks/{name} does not exist"
     page.goto(lab.page_of(name))
     page.wait_for_selector(".jp-Notebook .jp-Cell")
     page.wait_for_function(KERNEL_IS_IDLE)

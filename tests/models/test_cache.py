@@ -1,4 +1,5 @@
 import multiprocessing
+import time
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,7 @@ def _count_and_build(target: Path, counts: Path, start: object) -> None:
     def build(folder: Path) -> None:
         with counts.open("a") as file:
             file.write("built\n")
+        time.sleep(0.3)  # so that the others come while this one builds
         write_model(folder)
 
     start.wait()  # type: ignore[attr-defined]

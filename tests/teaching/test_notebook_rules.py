@@ -83,8 +83,9 @@ def test_at_most_a_third_may_be_ignored():
     assert "2 of 3" in rules.uncompared(v4.new_notebook(cells=[*timed, *seen[:1]]))[0]
 
 
-def test_blank_lines_comments_and_docstrings_are_not_counted():
-    source = 'def f():\n    """One.\n\n    Two.\n    """\n    # why\n\n    return 1\nprint(f())'
+def test_blank_lines_comments_docstrings_and_imports_are_not_counted():
+    source = "import math\nfrom a import (\n    b,\n)\n"
+    source += 'def f():\n    """One.\n\n    Two.\n    """\n    # why\n\n    return 1\nprint(f())'
     assert rules.code_lines(source, ast.parse(source)) == 3
 
 

@@ -46,6 +46,18 @@ def _smollm2() -> Path:
 ALIASES: dict[str, Callable[[], Path]] = {"smollm2": _smollm2}
 
 
+def describe_models() -> dict[str, str]:
+    """Return for each alias the directory it stands for, or the sentence that says how to get it."""
+    return {name: _describe(find) for name, find in ALIASES.items()}
+
+
+def _describe(find: Callable[[], Path]) -> str:
+    try:
+        return str(find())
+    except ModelNotFoundError as error:
+        return str(error)
+
+
 def _checked(folder: Path) -> Path:
     if not (folder / "config.json").is_file():
         raise ModelNotFoundError(f"{folder} is no model directory, it has no config.json: check the path")

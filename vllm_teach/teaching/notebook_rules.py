@@ -97,6 +97,7 @@ def uncompared(notebook: Any) -> list[str]:
             problems.append(f"{where} has an nbval marker in a comment: use the tag {IGNORE_TAG} for a timing cell.")
         if cell.execution_count is None:
             problems.append(f"{where} was not run, and nbval compares only cells that were: run the build command.")
+            continue
         if is_ignored(cell):
             if not _MEASURES.search(cell.source):
                 problems.append(f"{where} is tagged {IGNORE_TAG} but measures nothing: print something stable instead.")
@@ -140,16 +141,22 @@ def untidy(notebook: Any) -> list[str]:
 
 
 def code_lines(source: str, tree: ast.Module) -> int:
-    """Lines that are neither blank, nor only a comment, nor part of a docstring."""
-    docstrings: set[int] = set()
+    """Lines that are neither blank, nor only a comment, nor part of a docstring or an import."""
+    left_out: set[int] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node) is not None:
-            docstrings.update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
+            left_out.update(_lines(node.body[0]))
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            left_out.update(_lines(node))
     return sum(
         1
         for number, line in enumerate(source.splitlines(), start=1)
-        if line.strip() and not line.strip().startswith("#") and number not in docstrings
+        if line.strip() and not line.strip().startswith("#") and number not in left_out
     )
+
+
+def _lines(node: ast.stmt) -> range:
+    return range(node.lineno, (node.end_lineno or node.lineno) + 1)
 
 
 def unchecked_answers(notebook: Any, kind: str) -> list[str]:

@@ -19,8 +19,8 @@ What a lesson's author keeps to (canonical.py and notebook_rules.py hold the rul
   at pictures, so a cell with a figure also prints a number from the figure's data (`<Figure size …>` does not count).
 - A cell that shows times or this machine's rates carries the tag `nbval-ignore-output`; at most a third of the cells.
   No other way of switching a comparison off is allowed. A cell that shows an error on purpose: `raises-exception`.
-- At most 15 lines of code a cell (blank lines, comments and docstrings not counted). Nothing on stderr, no absolute
-  path, at most 90 s for the whole notebook on two cores.
+- At most 15 lines of code a cell (blank lines, comments, docstrings and imports not counted). Nothing on stderr, no
+  absolute path, at most 90 s for the whole notebook on two cores.
 - An exercise is a markdown cell with the statement, a cell tagged `exercise:<name>` with the stub (signature,
   docstring, `raise NotImplementedError`), then a cell `check.<name>(<function>)`. The answer is in
   `solutions/<lesson>.ipynb`, in a cell tagged `solution:<name>`, again followed by the check.
@@ -28,8 +28,8 @@ What a lesson's author keeps to (canonical.py and notebook_rules.py hold the rul
   `twin(render, [{"step": 0}, {"step": 5}], readout=…)` beside it, whose printed lines are compared.
 - Sections, in this order, each heading free to go on after a colon: `## The problem`, `## The idea, by hand`,
   `## The idea, in code`, `## It is right`, `## It pays`, `## Where it breaks`, `## Exercises`, `## Reference check`,
-  `## In production`, `## Summary`. The first cell has the title, what the reader will be able to do, the minutes, and
-  the lesson it builds on.
+  `## In production`, `## Summary`. The first cell has the title, the question, what the reader will be "able to" do,
+  "N minutes", and which lesson it "builds on"; one of the first three code cells draws the system map.
 """
 
 import argparse

@@ -7,7 +7,7 @@ import matplotlib.pyplot as plt
 import torch
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
+from matplotlib.patches import Polygon, Rectangle
 
 from vllm_teach.errors import InvalidArgumentError
 from vllm_teach.teaching import style
@@ -38,22 +38,28 @@ def attention_map_data(words: Sequence[str], probs: torch.Tensor) -> AttentionMa
 
 
 def draw_attention_map(
-    words: Sequence[str], probs: torch.Tensor, *, title: str, mark: tuple[int, int] | None = None
+    words: Sequence[str],
+    probs: torch.Tensor,
+    *,
+    title: str,
+    mark: tuple[int, int] | None = None,
+    size: float = 7.4,
 ) -> tuple[Figure, AttentionMapData]:
     """Draw causal attention probabilities `[n, n]`: rows are queries, columns keys, darker is more.
 
     Weights of 10 % and more are written in their cells, in percent. What the causal mask hides is hatched. `mark` frames
-    the cell (query, key). Returns the figure (7.4 x 6.6 inches) and its data.
+    the cell (query, key). Returns the figure, `size` inches wide, and its data.
     """
     data = attention_map_data(words, probs)
     n = len(data.words)
-    figure, axes = plt.subplots(figsize=(7.4, 6.6))
+    figure, axes = plt.subplots(figsize=(size, 0.89 * size))
     shades = LinearSegmentedColormap.from_list("attention", [style.PAPER, style.colour("attention"), "#4A1242"])
     image = axes.imshow(probs.float().numpy(), cmap=shades, vmin=0, vmax=1)
+    stairs = [(x, y) for row in range(n - 1) for x, y in ((row + 0.5, row - 0.5), (row + 0.5, row + 0.5))]
+    hidden = Polygon([*stairs, (n - 0.5, n - 1.5), (n - 0.5, -0.5)], facecolor="#F4F4F4", edgecolor="#D2D2D2")
+    hidden.set(hatch="////", linewidth=0)
+    axes.add_patch(hidden)
     for query in range(n):
-        hidden = Rectangle((query + 0.5, query - 0.5), n - 1 - query, 1, facecolor="#F4F4F4", edgecolor="#D2D2D2")
-        hidden.set(hatch="////", linewidth=0)
-        axes.add_patch(hidden)
         for key in range(query + 1):
             weight = float(probs[query, key])
             if weight >= _WRITTEN_FROM:

@@ -77,6 +77,11 @@ class TileSweep:
     moved: dict[int, tuple[int, ...]]
     naive: int
 
+    def largest_tile(self, fast_memory: int) -> float:
+        """The tile_q at which the working set, linear in tile_q, reaches the fast memory."""
+        slope = (self.working_set[-1] - self.working_set[0]) / (self.tiles_q[-1] - self.tiles_q[0])
+        return self.tiles_q[0] + (fast_memory - self.working_set[0]) / slope
+
     def best(self, fast_memory: int) -> int:
         """The q tile that moves the fewest bytes with that much fast memory."""
         return self.tiles_q[int(np.argmin(self.moved[fast_memory]))]
@@ -110,7 +115,7 @@ def draw_traffic_by_tile(
                 tile, y, marker, color=colour, markerfacecolor=colour if fit else style.PAPER, markersize=8, zorder=3
             )
         ax.plot([], [], f"{marker}-", color=colour, label=f"tiled, {name}")
-        edge = 2**0.5 * max(tile for tile, fit in zip(tiles_q, fits, strict=True) if fit)
+        edge = data.largest_tile(fast)
         ax.axvline(edge, color=colour, linestyle=":", linewidth=1.5, zorder=1)
         ax.text(edge / 1.03, top, f"fits {name}", ha="right", va="top", size=9.5, color=colour)
     ax.axhline(data.naive, color=style.colour("naive"), label="naive")

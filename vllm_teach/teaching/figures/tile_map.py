@@ -182,7 +182,7 @@ def _draw_bars(ax: Axes, bars: list[tuple[str, int, str]], title: str, limit: in
             limit, 0.5, f" limit {style.format_bytes(limit)} ", color=style.colour("limit"), ha=side, va="top", size=10
         )
     ax.set(xlim=(0, 1.06 * longest), ylim=(-0.5, len(bars) - 0.5))
-    ax.set_yticks(range(len(bars)), [name for name, _, _ in bars])
+    ax.set_yticks(range(len(bars)) if len(bars) > 1 else [], [name for name, _, _ in bars if len(bars) > 1])
     ax.set_xticks([])
     ax.invert_yaxis()
     ax.spines["bottom"].set_visible(False)

@@ -1,0 +1,96 @@
+"""Each change of logits against a plain float64 loop over one row."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vllm_teach.engine import logits as change
+
+ROWS = st.lists(st.floats(-20, 20, width=32), min_size=2, max_size=30)
+
+
+def softmax(row):
+    top = max(row)
+    weights = [math.exp(value - top) for value in row]
+    return [weight / sum(weights) for weight in weights]
+
+
+def kept(logits):
+    return [index for index, value in enumerate(logits.tolist()) if value > -math.inf]
+
+
+@settings(deadline=None)
+@given(ROWS, st.data())
+def test_top_k_keeps_the_k_largest_and_their_equals(row, data):
+    k = data.draw(st.integers(1, len(row)))
+    cut = sorted(row, reverse=True)[k - 1]
+    result = change.keep_top_k(torch.tensor([row]), torch.tensor([k]))[0]
+    assert kept(result) == [index for index, value in enumerate(row) if value >= cut]
+
+
+@settings(deadline=None)
+@given(ROWS, st.floats(1e-6, 1.0))
+def test_top_p_keeps_the_fewest_that_reach_p(row, p):
+    probabilities = softmax(row)
+    result = kept(change.keep_top_p(torch.tensor([row]), torch.tensor([p]))[0])
+    mass = sum(probabilities[index] for index in result)
+    least = min(probabilities[index] for index in result)
+    assert mass >= p - 1e-5
+    # Without the least likely of them (all its equals count as one) the rest falls short of p.
+    assert mass - sum(value for value in probabilities if math.isclose(value, least, rel_tol=1e-5)) < p + 1e-5
+    assert all(probabilities[index] <= least * (1 + 1e-5) for index in range(len(row)) if index not in result)
+
+
+def test_tiny_top_p_keeps_exactly_the_most_likely():
+    logits = torch.tensor([[1.0, 3.0, 2.0]])
+    for p in (1e-9, 1e-38, 1e-60):
+        assert kept(change.keep_top_p(logits, torch.tensor([p]))[0]) == [1]
+
+
+def test_ties_at_the_cut_stay_in_whatever_the_order():
+    logits = torch.tensor([[1.0, 2.0, 2.0, 2.0, 0.0]])
+    assert kept(change.keep_top_k(logits, torch.tensor([2]))[0]) == [1, 2, 3]
+    assert kept(change.keep_top_p(logits, torch.tensor([0.3]))[0]) == [1, 2, 3]
+
+
+@settings(deadline=None)
+@given(ROWS, st.floats(0.001, 1.0))
+def test_min_p_is_relative_to_the_most_likely(row, p):
+    probabilities = softmax(row)
+    result = kept(change.keep_min_p(torch.tensor([row]), torch.tensor([p]))[0])
+    for index, value in enumerate(probabilities):
+        if not math.isclose(value, p * max(probabilities), rel_tol=1e-4):
+            assert (index in result) == (value > p * max(probabilities))
+
+
+def test_penalties_by_hand():
+    logits = torch.tensor([[2.0, -2.0, 1.0, 0.5], [2.0, -2.0, 1.0, 0.5]])
+    prompts = change.count_tokens([[0, 0], []], 4, logits.device)
+    outputs = change.count_tokens([[1, 1, 3], []], 4, logits.device)
+    assert prompts.tolist() == [[2, 0, 0, 0], [0, 0, 0, 0]]
+    assert outputs.tolist() == [[0, 2, 0, 1], [0, 0, 0, 0]]
+    two = torch.tensor([2.0, 2.0])
+    result = change.penalize(logits, prompts, outputs, two, torch.tensor([0.3, 0.3]), torch.tensor([0.1, 0.1]))
+    # Token 0: in the prompt, so repetition only. 1: negative, so doubled, then 2 x 0.1 and 0.3. 3: once.
+    assert result[0].tolist() == pytest.approx([1.0, -4.5, 1.0, -0.15])
+    assert torch.equal(result[1], logits[1])
+
+
+def test_draw_maps_numbers_to_running_sums():
+    logits = torch.tensor([0.2, 0.0, 0.5, 0.3, 0.0]).log().expand(7, 5)
+    numbers = torch.tensor([0.0, 0.19, 0.21, 0.69, 0.71, 0.999999, 1 - 2**-53], dtype=torch.float64)
+    assert change.draw(logits, numbers).tolist() == [0, 0, 2, 2, 3, 3, 3]
+
+
+def test_draw_never_takes_an_impossible_token():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(2000, 50, generator=generator)
+    logits[torch.rand(2000, 50, generator=generator) < 0.6] = -torch.inf
+    logits[:, 7] = 0.0
+    numbers = torch.rand(2000, generator=generator, dtype=torch.float64)
+    numbers[::3], numbers[1::3] = 0.0, 1 - 2**-53
+    chosen = change.draw(logits, numbers)
+    assert logits.gather(1, chosen[:, None]).isfinite().all()

@@ -1,0 +1,169 @@
+import math
+
+import pytest
+import torch
+
+from vllm_teach.engine.sampler import sample
+from vllm_teach.errors import EngineError
+
+DRAWS = 20_000
+
+
+def chi_square(counts, probabilities):
+    """Return the statistic and how many standard deviations it lies above its mean."""
+    total = sum(counts)
+    terms = [(c - total * p) ** 2 / (total * p) for c, p in zip(counts, probabilities, strict=True) if p > 0]
+    freedom = len(terms) - 1
+    return (sum(terms) - freedom) / math.sqrt(2 * freedom) if freedom else 0.0
+
+
+def expected(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
+    """The distribution by its definition, in float64, one token at a time."""
+    p = (logits.double() / temperature).softmax(-1)
+    p[p < min_p * p.max()] = 0
+    order = p.argsort(descending=True).tolist()
+    if top_k:
+        p[order[top_k:]] = 0
+    p /= p.sum()
+    mass, keep = 0.0, []
+    for token in order:
+        if mass < top_p:
+            keep.append(token)
+        mass += p[token].item()
+    p[[token for token in order if token not in keep]] = 0
+    return (p / p.sum()).tolist()
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {},
+        {"temperature": 0.5},
+        {"temperature": 2.0},
+        {"top_k": 4},
+        {"top_p": 0.7},
+        {"min_p": 0.2},
+        {"temperature": 1.3, "top_k": 8, "top_p": 0.8, "min_p": 0.05},
+    ],
+)
+def test_distribution(make_sequence, params):
+    """20,000 draws from one seeded stream, by the chi-square test; the seed is fixed, so the outcome is too."""
+    logits = torch.randn(12, generator=torch.Generator().manual_seed(5)) * 1.5
+    sequence = make_sequence(source="distribution", **params)
+    counts = [0] * 12
+    batch = [sequence] * 500
+    for _ in range(DRAWS // 500):
+        # The same sequence in all rows: each row takes the next number of its stream.
+        rows = [make_sequence(**params) for _ in batch]
+        for row in rows:
+            row.random = sequence.random
+        for token in sample(logits.expand(500, 12), rows).tokens.values():
+            counts[token.token_id] += 1
+    probabilities = expected(logits, **params)
+    assert all(count == 0 for count, p in zip(counts, probabilities, strict=True) if p == 0)
+    assert chi_square(counts, probabilities) < 4
+    # The test would notice a wrong temperature.
+    assert chi_square(counts, expected(logits, **{**params, "temperature": params.get("temperature", 1) * 1.5})) > 10
+
+
+def test_greedy_takes_the_most_likely_and_no_random_number(make_sequence):
+    logits = torch.randn(5, 40, generator=torch.Generator().manual_seed(0))
+    rows = [make_sequence(temperature=0, top_p=0.5) for _ in range(5)]
+    state = rows[0].random.getstate()
+    result = sample(logits, rows)
+    assert [result.tokens[row.seq_id].token_id for row in rows] == logits.argmax(-1).tolist()
+    assert rows[0].random.getstate() == state
+
+
+def test_neighbours_never_change_a_row(make_sequence):
+    generator = torch.Generator().manual_seed(3)
+    settings = [
+        {"temperature": 0},
+        {},
+        {"top_p": 0.3},
+        {"top_k": 2},
+        {"min_p": 0.4, "temperature": 3.0},
+        {"repetition_penalty": 1.7, "frequency_penalty": 1.0},
+        {"logprobs": 3},
+    ]
+    logits = torch.randn(len(settings), 60, generator=generator) * 3
+
+    def tokens(rows):
+        sequences = [make_sequence(prompt=(5, 6), output=(7, 7), source=row, **settings[row]) for row in rows]
+        result = sample(logits[rows], sequences)
+        return {row: result.tokens[each.seq_id] for row, each in zip(rows, sequences, strict=True)}
+
+    together = tokens(list(range(len(settings))))
+    for row in range(len(settings)):
+        assert tokens([row])[row] == together[row]
+    assert tokens([6, 3, 1]) == {row: together[row] for row in (6, 3, 1)}
+
+
+def test_min_tokens_forbids_the_end_until_then(make_sequence):
+    logits = torch.zeros(2, 10)
+    logits[:, 4] = 50.0
+    early = make_sequence(temperature=0, min_tokens=2, output=(1,), stop_ids=(4,))
+    late = make_sequence(temperature=0, min_tokens=2, output=(1, 1), stop_ids=(4,))
+    result = sample(logits, [early, late])
+    assert result.tokens[early.seq_id].token_id != 4
+    assert result.tokens[late.seq_id].token_id == 4
+
+
+def test_logprobs_are_the_models_own_whatever_the_filters(make_sequence):
+    logits = torch.randn(1, 30, generator=torch.Generator().manual_seed(2)) * 2
+    sequence = make_sequence(logprobs=3, temperature=5.0, top_k=20, repetition_penalty=1.5)
+    token = sample(logits, [sequence]).tokens[sequence.seq_id]
+    raw = logits[0].double().log_softmax(-1)
+    order = raw.argsort(descending=True).tolist()
+    assert set(token.top_logprobs) == {*order[:3], token.token_id}
+    for token_id, (logprob, rank) in token.top_logprobs.items():
+        assert logprob == pytest.approx(raw[token_id].item(), abs=1e-5)
+        assert order[rank - 1] == token_id
+    assert token.logprob == token.top_logprobs[token.token_id][0]
+
+
+def test_logprobs_zero_is_the_chosen_token_alone_and_minus_one_all(make_sequence):
+    logits = torch.randn(2, 30, generator=torch.Generator().manual_seed(2))
+    none, every = make_sequence(logprobs=0), make_sequence(logprobs=-1)
+    result = sample(logits, [none, every])
+    assert list(result.tokens[none.seq_id].top_logprobs) == [result.tokens[none.seq_id].token_id]
+    assert len(result.tokens[every.seq_id].top_logprobs) == 30
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+def test_a_broken_row_fails_alone(make_sequence, broken):
+    logits = torch.randn(3, 20, generator=torch.Generator().manual_seed(0))
+    logits[1, 7] = broken
+    rows = [make_sequence(source=row) for row in range(3)]
+    result = sample(logits, rows)
+    assert set(result.errors) == {rows[1].seq_id}
+    assert isinstance(result.errors[rows[1].seq_id], EngineError)
+    for row in (0, 2):
+        alone = make_sequence(source=row)
+        assert sample(logits[[row]], [alone]).tokens[alone.seq_id] == result.tokens[rows[row].seq_id]
+
+
+def test_an_exception_is_traced_to_its_row(make_sequence):
+    logits = torch.randn(3, 20, generator=torch.Generator().manual_seed(0))
+    rows = [make_sequence(source=row) for row in range(3)]
+    rows[2].params.temperature = "hot"  # as if a check had been forgotten
+    rows[2].params.__class__ = type("Broken", (type(rows[2].params),), {"greedy": False})
+    result = sample(logits, rows)
+    assert set(result.errors) == {rows[2].seq_id}
+    assert set(result.tokens) == {rows[0].seq_id, rows[1].seq_id}
+    alone = make_sequence(source=0)
+    assert sample(logits[[0]], [alone]).tokens[alone.seq_id] == result.tokens[rows[0].seq_id]
+
+
+def test_no_token_left_is_an_error_not_a_wrong_token(make_sequence):
+    sequence = make_sequence(min_tokens=5, stop_ids=range(20))
+    result = sample(torch.randn(1, 20), [sequence])
+    assert "no token" in str(result.errors[sequence.seq_id])
+
+
+def test_extreme_temperatures_stay_finite(make_sequence):
+    logits = torch.randn(2, 100, generator=torch.Generator().manual_seed(0)) * 30
+    cold, hot = make_sequence(temperature=1.1e-5), make_sequence(temperature=1e30)
+    result = sample(logits, [cold, hot])
+    assert result.tokens[cold.seq_id].token_id == logits[0].argmax()
+    assert not result.errors

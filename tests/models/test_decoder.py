@@ -1,0 +1,141 @@
+"""The decoder against transformers, on small random models of every supported kind, in float32."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+
+from vllm_teach.attention.reference import naive_attention
+from vllm_teach.models.attend import full_causal, windowed_attention
+from vllm_teach.models.config import ModelConfig
+from vllm_teach.models.decoder import Decoder
+from vllm_teach.models.layers import RMSNorm
+
+SIZES = {
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    # Large enough that a wrong formula shows far above rounding.
+    "initializer_range": 0.3,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+KINDS = {
+    "llama": LlamaConfig(**SIZES),
+    "llama, tied": LlamaConfig(**SIZES, tie_word_embeddings=True),
+    "llama, biases": LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True),
+    "llama, own head_dim": LlamaConfig(**SIZES, head_dim=16),
+    "llama, llama3 rope": LlamaConfig(**SIZES, rope_parameters=LLAMA3),
+    "llama, linear rope": LlamaConfig(
+        **SIZES, rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 3.0}
+    ),
+    "mistral, window": MistralConfig(**SIZES, sliding_window=7),
+    "mistral, no window": MistralConfig(**SIZES, sliding_window=None),
+    "qwen2": Qwen2Config(**SIZES),
+    "qwen2, one layer slides": Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=5, max_window_layers=2),
+    "qwen3": Qwen3Config(**SIZES, head_dim=16),
+}
+
+
+def pair(kind):
+    torch.manual_seed(0)
+    reference = AutoModelForCausalLM.from_config(KINDS[kind], attn_implementation="eager").eval()
+    with torch.no_grad():
+        for name, parameter in reference.named_parameters():
+            if name.endswith(("bias", "norm.weight")):
+                parameter.add_(torch.randn_like(parameter) * 0.3)
+    model = Decoder(ModelConfig.from_hf(KINDS[kind].to_dict()))
+    weights = {name: weight for name, weight in reference.state_dict().items() if name in dict(model.named_parameters())}
+    model.load_state_dict(weights, assign=True)
+    return reference, model.eval().requires_grad_(False)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_equal_transformers(kind):
+    reference, model = pair(kind)
+    ids = torch.randint(0, 97, (60,), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = reference(ids[None]).logits[0]
+    actual = model.logits(model(ids, torch.arange(60), full_causal()))
+    assert expected.std() > 0.5
+    assert (actual - expected).abs().max() < 2e-5
+
+
+def test_parameter_names_equal_transformers():
+    for kind in KINDS:
+        names = {name for name, _ in AutoModelForCausalLM.from_config(KINDS[kind]).named_parameters()}
+        assert {name for name, _ in Decoder(ModelConfig.from_hf(KINDS[kind].to_dict())).named_parameters()} == names
+
+
+@pytest.mark.parametrize("backend", ["naive", "tiled"])
+def test_every_backend_gives_the_same_logits(backend):
+    _, model = pair("llama")
+    ids, positions = torch.arange(50), torch.arange(50)
+    expected = model(ids, positions, full_causal())
+    assert (model(ids, positions, full_causal(backend)) - expected).abs().max() < 2e-5
+
+
+def test_positions_are_the_callers():
+    """Rotary embedding encodes differences of positions: a shift of all of them changes nothing."""
+    _, model = pair("llama")
+    ids = torch.arange(20)
+    here, there = model(ids, torch.arange(20), full_causal()), model(ids, torch.arange(40, 60), full_causal())
+    assert (here - there).abs().max() < 1e-4
+    assert (here - model(ids, torch.arange(20).flip(0), full_causal())).abs().max() > 0.1
+
+
+def test_new_decoder_has_shapes_but_no_memory():
+    model = Decoder(ModelConfig.from_hf(LlamaConfig().to_dict()))
+    assert all(parameter.is_meta for parameter in model.parameters())
+    assert model.num_parameters() == 6738415616  # Llama-2-7B
+
+
+def test_an_attend_without_windows_fails_on_a_model_that_slides():
+    _, model = pair("mistral, window")
+    with pytest.raises(TypeError, match="window"):
+        model(torch.arange(9), torch.arange(9), lambda layer, q, k, v: q)
+
+
+@pytest.mark.parametrize(("q_len", "kv_len", "window"), [(9, 9, 3), (1, 12, 5), (4, 12, 5), (6, 6, 1)])
+def test_windowed_attention_is_attention_under_its_mask(q_len, kv_len, window):
+    generator = torch.Generator().manual_seed(q_len)
+    q = torch.randn(1, q_len, 4, 8, dtype=torch.float64, generator=generator)
+    k, v = (torch.randn(1, kv_len, 2, 8, dtype=torch.float64, generator=generator) for _ in range(2))
+    mask = torch.tensor([[0 <= i + kv_len - q_len - j < window for j in range(kv_len)] for i in range(q_len)])
+    expected = naive_attention(q, k, v, scale=0.3, mask=mask)
+    actual = windowed_attention(q, k, v, window=window, scale=0.3, instead_of="sdpa")
+    assert (actual - expected).abs().max() < 1e-12
+
+
+def test_a_backend_that_cannot_slide_is_not_replaced_in_silence():
+    _, model = pair("mistral, window")
+    with pytest.warns(UserWarning, match="'tiled' takes no sliding window"):
+        model(torch.arange(20), torch.arange(20), full_causal("tiled"))
+
+
+def test_rms_norm_takes_its_mean_in_float32():
+    norm = RMSNorm(4096, 1e-6)
+    norm.load_state_dict({"weight": torch.ones(4096, dtype=torch.bfloat16)}, assign=True)
+    x = torch.full((4096,), 300.0, dtype=torch.bfloat16)
+    assert torch.equal(norm(x), torch.ones(4096, dtype=torch.bfloat16))
+    # In float16 the square alone overflows.
+    norm.load_state_dict({"weight": torch.ones(4096, dtype=torch.float16)}, assign=True)
+    assert torch.equal(norm(x.half()), torch.ones(4096, dtype=torch.float16))
+
+
+def test_init_random_is_repeatable():
+    config = ModelConfig.from_hf(KINDS["qwen2"].to_dict())
+    first, second = Decoder(config).init_random(3), Decoder(config).init_random(3)
+    for a, b in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert first.dtype == torch.float32
+    assert first.device.type == "cpu"

@@ -1,0 +1,89 @@
+"""What the engine did in each step, to scale in time: a row for each request, a block for each step it took part in."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
+
+from vllm_teach.errors import InvalidArgumentError
+from vllm_teach.teaching import style
+
+
+@dataclass(frozen=True)
+class Step:
+    """One engine step: how long it took, and how many tokens it computed for each request, prompt or not."""
+
+    seconds: float
+    prefill: Mapping[str, int]
+    decode: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Block:
+    """A request's part in one step: from `start` for `seconds`, `tokens` of kind "prefill" or "decode"."""
+
+    request: str
+    start: float
+    seconds: float
+    tokens: int
+    phase: str
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The blocks, the moments between steps, and tokens computed per second in steps with and without prefill."""
+
+    blocks: tuple[Block, ...]
+    edges: tuple[float, ...]
+    prefill_rate: float
+    decode_rate: float
+
+
+def timeline(steps: Sequence[Step]) -> Timeline:
+    """Lay the steps behind one another. Raises InvalidArgumentError without a prefill step and a pure decode step."""
+    edges, blocks = [0.0], []
+    for step in steps:
+        for phase, tokens in (("prefill", step.prefill), ("decode", step.decode)):
+            blocks += [Block(name, edges[-1], step.seconds, count, phase) for name, count in tokens.items()]
+        edges.append(edges[-1] + step.seconds)
+    with_prefill = [step for step in steps if step.prefill]
+    pure_decode = [step for step in steps if step.decode and not step.prefill]
+    if not with_prefill or not pure_decode:
+        raise InvalidArgumentError(f"steps has {len(steps)} entries: give at least one prefill and one pure decode step.")
+    return Timeline(tuple(blocks), tuple(edges), _rate(with_prefill), _rate(pure_decode))
+
+
+def _rate(steps: Sequence[Step]) -> float:
+    tokens = sum(sum(step.prefill.values()) + sum(step.decode.values()) for step in steps)
+    return tokens / sum(step.seconds for step in steps)
+
+
+def draw_timeline(steps: Sequence[Step]) -> tuple[Figure, Timeline]:
+    """Draw the steps on a time axis in milliseconds; the number in a block is how many tokens it computed."""
+    data = timeline(steps)
+    names = list(dict.fromkeys(block.request for block in data.blocks))
+    figure, ax = plt.subplots(figsize=(8.4, 0.55 * len(names) + 1.75))
+    for block in data.blocks:
+        _block(ax, block, names.index(block.request), data.edges[-1])
+    for edge in data.edges:
+        ax.axvline(1e3 * edge, color="#E2E2E2", linewidth=0.8, zorder=0)
+    ax.set(xlim=(0, 1e3 * data.edges[-1]), ylim=(len(names) - 0.4, -0.6), xlabel="time since the first step (ms)")
+    ax.set_yticks(range(len(names)), names)
+    ax.tick_params(axis="y", length=0)
+    ax.grid(visible=False)
+    ax.set_title("A prompt takes one step, then every step adds one token", pad=28)
+    phases = [Patch(color=style.colour(phase), label=phase) for phase in ("prefill", "decode")]
+    ax.legend(handles=phases, loc="lower left", bbox_to_anchor=(-0.01, 0.98), ncols=2, borderaxespad=0.2)
+    return figure, data
+
+
+def _block(ax: Axes, block: Block, row: int, total: float) -> None:
+    fill = style.colour(block.phase)
+    left, width = 1e3 * block.start, 1e3 * block.seconds
+    ax.add_patch(Rectangle((left, row - 0.36), width, 0.72, facecolor=fill, edgecolor=style.PAPER, linewidth=1.2))
+    # Roughly one digit per 1.2 % of the axis; a number that would not fit its block is left out.
+    if block.seconds / total > 0.013 * len(str(block.tokens)):
+        ax.text(left + width / 2, row, str(block.tokens), ha="center", va="center", size=10, color=style.ink_on(fill))
