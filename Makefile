@@ -4,7 +4,8 @@
 VENV     ?= .venv
 BIN      := $(VENV)/bin
 LAB_ARGS ?=
-THREADS  := OMP_NUM_THREADS=2 MKL_NUM_THREADS=2
+# Lessons run as they were built: two threads, no network, no progress bars.
+PINNED   := OMP_NUM_THREADS=2 MKL_NUM_THREADS=2 HF_HUB_OFFLINE=1 TQDM_DISABLE=1
 
 # The first Python on the PATH that pyproject.toml allows; `make lab PYTHON=...` overrides it.
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
@@ -19,8 +20,8 @@ lab: $(VENV)/.lab-installed
 test: $(VENV)/.dev-installed
 	$(BIN)/vllm-teach fetch
 	$(BIN)/python -m vllm_teach.teaching.notebooks build --check
-	$(THREADS) $(BIN)/python -m pytest tests
-	$(THREADS) $(BIN)/python -m pytest --nbval --nbval-current-env --nbval-cell-timeout=120 \
+	$(BIN)/python -m pytest tests
+	$(PINNED) $(BIN)/python -m pytest --nbval --nbval-current-env --nbval-cell-timeout=120 \
 		--nbval-sanitize-with tests/sanitize.cfg notebooks
 
 lint: $(VENV)/.dev-installed

@@ -22,7 +22,6 @@ Libraries that compute attention inside one call of their own (PyTorch's SDPA, f
 their loops cannot be seen from here.
 """
 
-from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -61,7 +60,7 @@ class Tally(Work):
     """The work reported inside one `count` context: the totals, and the same split by the name of the step."""
 
     fast_memory_bytes: int = 100 * 1024
-    by_name: dict[str, Work] = field(default_factory=lambda: defaultdict(Work))
+    by_name: dict[str, Work] = field(default_factory=dict)
 
 
 # A tuple and not a list: each context sees the contexts around it, and a task or thread started elsewhere sees none.
@@ -116,4 +115,4 @@ def report(
     for tally in _open_tallies.get():
         spilled = spill_bytes if working_set_bytes > tally.fast_memory_bytes else 0
         tally.add(flops, bytes_read + spilled, bytes_written + spilled)
-        tally.by_name[name].add(flops, bytes_read + spilled, bytes_written + spilled)
+        tally.by_name.setdefault(name, Work()).add(flops, bytes_read + spilled, bytes_written + spilled)

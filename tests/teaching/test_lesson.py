@@ -26,7 +26,7 @@ def test_two_runs_draw_the_same_numbers(capsys):
         drawn.append((torch.rand(3).tolist(), np.random.rand(), random.random()))
     assert drawn[0] == drawn[1]
     assert torch.get_num_threads() == 1
-    line = "01_naive_attention: device cpu, dtype float32, 1 threads, seed 7\n"
+    line = "01_naive_attention: device cpu, dtype float32, 1 thread, seed 7\n"
     assert capsys.readouterr().out == line + line
 
 

@@ -67,7 +67,9 @@ def naive_attention(
     probs = torch.softmax(scores, dim=-1)  # P [batch, q_heads, q_len, kv_len]
     if visible is not None:
         # Softmax over nothing is 0/0. Only these rows are set: any other NaN is the input's, and must stay visible.
-        probs = probs.masked_fill(~visible.any(dim=-1, keepdim=True), 0.0)
+        blind = ~visible.any(dim=-1, keepdim=True)
+        if blind.any():
+            probs = probs.masked_fill(blind, 0.0)
     out = (probs @ v_).transpose(1, 2)  # [batch, q_len, q_heads, head_dim]
     _report(shape, q.element_size(), mask, return_lse)
 

@@ -84,10 +84,8 @@ class SamplingParams:
         if self.stop and not self.detokenize:
             _refuse("detokenize", False, "stop strings are looked for in the text, so leave it True or give no stop")
         ids = [] if self.stop_token_ids is None else self.stop_token_ids
-        if not isinstance(ids, list | tuple):
-            _refuse("stop_token_ids", ids, "use a list of token ids")
-        for token_id in ids:
-            _integer("stop_token_ids", token_id, 0, hint="use token ids, which are whole numbers from 0")
+        if not isinstance(ids, list | tuple) or not all(_is_integer(token_id) and token_id >= 0 for token_id in ids):
+            _refuse("stop_token_ids", ids, "use a list of token ids, which are whole numbers from 0")
         self.stop_token_ids = list(ids)
 
     @property
@@ -114,8 +112,12 @@ def _refuse(name: str, value: Any, hint: str) -> None:
 
 
 def _integer(name: str, value: Any, low: int | None = None, *, hint: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, Integral) or (low is not None and value < low):
+    if not _is_integer(value) or (low is not None and value < low):
         _refuse(name, value, hint)
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _number(name: str, value: Any, low: float, high: float = math.inf, *, open_low: bool = False, hint: str) -> None:

@@ -113,8 +113,11 @@ def measure_share(
     positions = torch.arange(n, device=decoder.device)
     meter = _Meter(full_causal(backend), decoder.device)
     with torch.inference_mode():
-        samples = [meter.run(lambda: decoder(token_ids, positions, meter.attend)) for _ in range(repeats + 1)][1:]
+        # The first pass warms up: on a CPU it is the one whose memory is traced, as tracing makes it slower anyway.
         memory = _memory(lambda: decoder(token_ids, positions, meter.attend)) if meter.on_cpu else _NO_MEMORY
+        if not meter.on_cpu:
+            decoder(token_ids, positions, meter.attend)
+        samples = [meter.run(lambda: decoder(token_ids, positions, meter.attend)) for _ in range(repeats)]
     return Share(
         n,
         statistics.median(attention / total for attention, total in samples),

@@ -31,4 +31,4 @@ def begin(lesson: str, *, threads: int = 2, seed: int = 0) -> None:
     os.environ.setdefault("TQDM_DISABLE", "1")  # a progress bar goes to stderr and never looks the same twice
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the lessons read only what `vllm-teach fetch` has brought
     style.apply()
-    print(f"{lesson}: device cpu, dtype float32, {threads} threads, seed {seed}")
+    print(f"{lesson}: device cpu, dtype float32, {threads} thread{'s' if threads > 1 else ''}, seed {seed}")

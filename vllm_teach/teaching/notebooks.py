@@ -28,8 +28,8 @@ What a lesson's author keeps to (canonical.py and notebook_rules.py hold the rul
   `twin(render, [{"step": 0}, {"step": 5}], readout=…)` beside it, whose printed lines are compared.
 - Sections, in this order, each heading free to go on after a colon: `## The problem`, `## The idea, by hand`,
   `## The idea, in code`, `## It is right`, `## It pays`, `## Where it breaks`, `## Exercises`, `## Reference check`,
-  `## In production`, `## Summary`. The first cell has the title, the question, what the reader will be "able to" do,
-  "N minutes", and which lesson it "builds on"; one of the first three code cells draws the system map.
+  `## In production`, `## Summary`. The first cell has the title, the question, what the reader is then "able to" do
+  (or "you can"), "N minutes", and which lesson it "builds on"; one of the first three code cells draws the system map.
 """
 
 import argparse

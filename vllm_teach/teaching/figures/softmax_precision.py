@@ -11,7 +11,7 @@ from vllm_teach.attention.reference import naive_attention
 from vllm_teach.teaching import style
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-_LOOKS = {"float16": ("limit", "o"), "bfloat16": ("written", "s"), "float32": ("tiled", "^")}
+_MARKERS = {"float16": "o", "bfloat16": "s", "float32": "^"}
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,7 @@ def draw_growing_sum(ax: Axes, most_keys: int = 4096) -> GrowingSum:
             if count in keys:
                 marks.append(float(total))
         sums[name] = tuple(marks)
-        concept, marker = _LOOKS[name]
-        ax.plot(keys, marks, f"{marker}-", color=style.colour(concept), label=f"kept in {name}", markersize=5)
+        ax.plot(keys, marks, f"{_MARKERS[name]}-", color=style.colour(name), label=f"kept in {name}", markersize=5)
     ax.plot(keys, keys, "--", color=style.colour("ideal"), label="exact", linewidth=1.2, zorder=4)
     style.label_axis(ax, "x", "keys summed, all of equal score", kind="tokens", log=2, ticks=keys[::2])
     style.label_axis(ax, "y", "the sum l", kind="tokens", log=2, ticks=keys[::2])
@@ -83,8 +82,7 @@ def statistics_error(
 def draw_statistics_error(ax: Axes, data: StatisticsError) -> None:
     """Draw the errors against n, both axes logarithmic; changes `ax`."""
     for name, values in data.error.items():
-        concept, marker = _LOOKS[name]
-        ax.plot(data.lengths, values, f"{marker}-", color=style.colour(concept), label=f"state in {name}")
+        ax.plot(data.lengths, values, f"{_MARKERS[name]}-", color=style.colour(name), label=f"state in {name}")
     ax.plot(data.lengths, data.rounding, "--", color=style.colour("ideal"), label="only the output in float16")
     style.label_axis(ax, "x", "keys n", kind="tokens", log=2, ticks=data.lengths[::2])
     style.label_axis(ax, "y", "largest error of the output", log=10)

@@ -131,7 +131,7 @@ def _legend(data: TileMap) -> list[Patch]:
             linewidth=0,
             label=f"cut by the mask: {len(data.cut)} (hatched: wasted)",
         ),
-        Patch(facecolor=style.colour("pending"), edgecolor="#A0A0A0", label=f"skipped: {len(data.skipped)}"),
+        Patch(facecolor=style.colour("skipped"), edgecolor="#8A8A8A", label=f"skipped: {len(data.skipped)}"),
     ]
 
 
@@ -146,7 +146,7 @@ def _draw_matrix(ax: Axes, data: TileMap) -> None:
     beyond = [(offset + 0.0, 0.0), (data.kv_len, 0.0), (data.kv_len, data.q_len)]
     ax.add_patch(Polygon(beyond, facecolor="none", edgecolor=style.INK, hatch="////", linewidth=0))
     skipped = boxes(data.skipped)
-    ax.add_collection(PatchCollection(skipped, facecolor=style.colour("pending"), edgecolor="#A0A0A0", linewidth=line))
+    ax.add_collection(PatchCollection(skipped, facecolor=style.colour("skipped"), edgecolor="#8A8A8A", linewidth=line))
     ax.plot([offset, data.kv_len], [0, data.q_len], color=style.colour("limit"), linewidth=2)
     ax.set(xlim=(0, data.kv_len), ylim=(data.q_len, 0), aspect="equal", xlabel="key", ylabel="query")
     for which in ("x", "y"):

@@ -1,0 +1,150 @@
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from vllm_teach.engine.detokenizer import IncrementalDetokenizer, OutputText, find_stop, held_back
+
+EMOJI = "👩‍🚀 naïve 日本語 🐈"
+
+
+class Bytes:
+    """A byte is a token: every character beyond ASCII is split."""
+
+    def decode(self, ids, skip_special_tokens=True):
+        return bytes(ids).decode("utf-8", errors="replace")
+
+
+class Words:
+    """Sentencepiece's habit: a word's token brings its own space, which is dropped at the start of a text."""
+
+    words = ("▁hello", "▁world", "ly", "▁", "!")
+
+    def decode(self, ids, skip_special_tokens=True):
+        return "".join(self.words[i] for i in ids).replace("▁", " ").removeprefix(" ")
+
+
+def stream(tokenizer, prompt, output):
+    detokenizer = IncrementalDetokenizer(tokenizer, prompt)
+    return [*(detokenizer.append(token) for token in output), detokenizer.finish()]
+
+
+@settings(deadline=None)
+@given(st.text())
+@example(EMOJI)
+def test_pieces_join_to_the_text_and_never_split_a_character(text):
+    pieces = stream(Bytes(), list(b"Prompt: "), text.encode())
+    assert "".join(pieces) == text
+    if "\ufffd" not in text:
+        assert not any("\ufffd" in piece for piece in pieces)
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.binary(max_size=40))
+@example(b"\xf0\x9f\x90")
+@example(b"\xff\xfe\xf0A\xe2\x82")
+@example("\ufffd\ufffd".encode())
+def test_broken_bytes_join_to_what_the_whole_decodes_to(data):
+    assert "".join(stream(Bytes(), list(b"ok"), data)) == data.decode("utf-8", errors="replace")
+
+
+def test_text_comes_out_as_soon_as_a_character_is_whole():
+    assert stream(Bytes(), [], "aé🐈b".encode()) == ["a", "", "é", "", "", "", "🐈", "b", ""]
+
+
+def test_a_cut_off_character_shows_at_the_end_only():
+    assert stream(Bytes(), [65], "🐈".encode()[:3]) == ["", "", "", "\ufffd"]
+
+
+def test_a_prompt_that_ends_inside_a_character():
+    cat = "🐈".encode()
+    assert "".join(stream(Bytes(), [65, *cat[:2]], [*cat[2:], 66])) == "🐈B"
+    assert "".join(stream(Bytes(), [65, *cat[:2]], [66, 67])) == "BC"  # never completed: the half was the prompt's
+    assert "".join(stream(Bytes(), [65, *cat[:2]], [*cat[2:3]])) == "\ufffd"
+    assert "".join(stream(Bytes(), [65, *cat[:2]], [])) == ""
+
+
+def test_spaces_depend_on_what_stands_before():
+    assert stream(Words(), [0], [1, 2, 0, 4]) == [" world", "ly", " hello", "!", ""]
+    assert "".join(stream(Words(), [], [1, 2, 0])) == "worldly hello"
+
+
+@pytest.mark.parametrize(
+    ("text", "stops", "start", "found"),
+    [
+        ("abcd", ["bc"], 0, (1, "bc")),
+        ("abcd", ["bc"], 2, (1, "bc")),  # ends behind `start`
+        ("abcd", ["bc"], 3, None),
+        ("abcd", ["cd", "bc"], 0, (1, "bc")),
+        ("abcd", ["bcd", "bc"], 0, (1, "bcd")),
+        ("abcd", ["x"], 0, None),
+        ("abcd", [], 0, None),
+    ],
+)
+def test_find_stop(text, stops, start, found):
+    assert find_stop(text, stops, start) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "stops", "count"),
+    [("hello\n", ["\n\n"], 1), ("hello", ["\n\n"], 0), ("STO", ["STOP", "O!"], 3), ("xO", ["STOP", "O!"], 1), ("", ["ab"], 0)],
+)
+def test_held_back(text, stops, count):
+    assert held_back(text, stops) == count
+
+
+def drive(output, stops, include=False, min_tokens=0):
+    """Return (shown after each token, final text, stop string)."""
+    text = OutputText(Bytes(), [65], stops=stops, include_stop=include, skip_special_tokens=True)
+    shown = []
+    for count, token in enumerate(output, start=1):
+        stop = text.append(token, may_stop=count >= min_tokens)
+        shown.append(text.visible)
+        if stop is not None:
+            return shown, text.visible, stop
+    return [*shown, text.finish()], text.visible, None
+
+
+def test_a_stop_string_across_tokens_is_never_shown():
+    shown, final, stop = drive(b"one STOP two", ["STOP"])
+    assert (final, stop) == ("one ", "STOP")
+    assert shown[-4:] == ["one ", "one ", "one ", "one "]
+
+
+def test_a_false_alarm_is_shown_later():
+    shown, final, _ = drive(b"STIR", ["STOP"])
+    assert shown == ["", "", "STI", "STIR", "STIR"]
+    assert drive(b"ST", ["STOP"])[1] == "ST"
+    assert final == "STIR"
+
+
+def test_stop_string_included_on_request():
+    assert drive(b"one STOP two", ["STOP"], include=True)[1:] == ("one STOP", "STOP")
+
+
+def test_no_stop_before_min_tokens():
+    assert drive(b"a.b.c.", ["."], min_tokens=3)[1:] == ("a.b", ".")
+    # One that ends exactly at min_tokens counts, even though it began before.
+    assert drive(b"ab!!", ["b!!"], min_tokens=4)[1:] == ("a", "b!!")
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    st.text(alphabet="ab🐈é.", max_size=20),
+    st.lists(st.text(alphabet="ab🐈é.", min_size=1, max_size=4), max_size=3),
+    st.booleans(),
+    st.integers(0, 8),
+)
+def test_what_was_shown_stays_and_the_end_is_as_defined(text, stops, include, min_tokens):
+    shown, final, stop = drive(text.encode(), stops, include, min_tokens)
+    for earlier, later in zip(shown, shown[1:], strict=False):
+        assert later.startswith(earlier)
+    assert text.startswith(final)
+    if min_tokens == 0:
+        # The first moment at which the text holds a stop string ends it, at the leftmost one.
+        ends = [end for end in range(len(text) + 1) if any(each in text[:end] for each in stops)]
+        assert (stop is not None) == bool(ends)
+        if ends:
+            position = min(text[: ends[0]].find(each) for each in stops if each in text[: ends[0]])
+            assert final == text[: position + (len(stop) if include else 0)]
+        else:
+            assert final == text
