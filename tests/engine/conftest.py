@@ -16,7 +16,7 @@ EOS = 256
 
 
 class ByteTokenizer:
-    """Token i < 256 is byte i, 256 ends a text, 257 and 258 open and close a turn. Most bytes alone are no character."""
+    """Token i < 256 is byte i, 256 ends a text, 257 and 258 open and close a turn. Half the bytes are no character."""
 
     stop_token_ids = (EOS,)
 

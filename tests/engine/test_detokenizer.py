@@ -1,8 +1,11 @@
+from itertools import pairwise
+
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from vllm_teach.engine.detokenizer import IncrementalDetokenizer, OutputText, find_stop, held_back
+from vllm_teach.models.tokenizer import load_tokenizer
 
 EMOJI = "👩‍🚀 naïve 日本語 🐈"
 
@@ -86,7 +89,13 @@ def test_find_stop(text, stops, start, found):
 
 @pytest.mark.parametrize(
     ("text", "stops", "count"),
-    [("hello\n", ["\n\n"], 1), ("hello", ["\n\n"], 0), ("STO", ["STOP", "O!"], 3), ("xO", ["STOP", "O!"], 1), ("", ["ab"], 0)],
+    [
+        ("hello\n", ["\n\n"], 1),
+        ("hello", ["\n\n"], 0),
+        ("STO", ["STOP", "O!"], 3),
+        ("xO", ["STOP", "O!"], 1),
+        ("", ["ab"], 0),
+    ],
 )
 def test_held_back(text, stops, count):
     assert held_back(text, stops) == count
@@ -136,7 +145,7 @@ def test_no_stop_before_min_tokens():
 )
 def test_what_was_shown_stays_and_the_end_is_as_defined(text, stops, include, min_tokens):
     shown, final, stop = drive(text.encode(), stops, include, min_tokens)
-    for earlier, later in zip(shown, shown[1:], strict=False):
+    for earlier, later in pairwise(shown):
         assert later.startswith(earlier)
     assert text.startswith(final)
     if min_tokens == 0:
@@ -148,3 +157,18 @@ def test_what_was_shown_stays_and_the_end_is_as_defined(text, stops, include, mi
             assert final == text[: position + (len(stop) if include else 0)]
         else:
             assert final == text
+
+
+@pytest.mark.real_model
+def test_the_real_tokenizer(smollm2_path):
+    """Byte-level BPE: most emoji and all rare characters are several tokens."""
+    tokenizer = load_tokenizer(smollm2_path)
+    for text in (EMOJI, "  two spaces\n\n\ttab", "ﷺ 𝔘𝔫𝔦 𓂀 e\u0301", "price: 12,345.67 €", "<|im_start|>x<|im_end|>y"):
+        ids = tokenizer.encode(text)
+        for prompt in ([], tokenizer.encode("A prompt. "), tokenizer.encode("🐈")[:1]):
+            pieces = stream(tokenizer, prompt, ids)
+            assert "".join(pieces) == tokenizer.decode(ids)
+            assert not any("\ufffd" in piece for piece in pieces)
+    ids = tokenizer.encode("🐈‍⬛")
+    assert len(ids) > 3
+    assert "".join(stream(tokenizer, ids[:1], ids[1:])) == "🐈‍⬛"  # the prompt ended inside the character

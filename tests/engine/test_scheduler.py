@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -167,7 +169,7 @@ class Trace(RuleBasedStateMachine):
             (kv.reservation(each.seq_id).first_slot, kv.reservation(each.seq_id).num_slots)
             for each in scheduler.running
         )
-        assert all(a + length <= b for (a, length), (b, _) in zip(runs, runs[1:], strict=False))  # no slot held twice
+        assert all(a + length <= b for (a, length), (b, _) in pairwise(runs))  # no slot held twice
         for each in self.all:
             assert each.finished == (each.finish_reason is not None)
             assert each.num_tokens <= each.max_total_tokens

@@ -40,6 +40,11 @@ PROMPTS = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def one_thread():
+    """All threads, unlike the other tests of this folder: this model is large enough to gain by them."""
+
+
 @pytest.fixture(scope="module")
 def llm(smollm2_path):
     llm = LLM(smollm2_path, dtype="float32", device="cpu", kv_cache_memory_bytes=2**28)

@@ -54,7 +54,9 @@ def pair(kind):
             if name.endswith(("bias", "norm.weight")):
                 parameter.add_(torch.randn_like(parameter) * 0.3)
     model = Decoder(ModelConfig.from_hf(KINDS[kind].to_dict()))
-    weights = {name: weight for name, weight in reference.state_dict().items() if name in dict(model.named_parameters())}
+    weights = {
+        name: weight for name, weight in reference.state_dict().items() if name in dict(model.named_parameters())
+    }
     model.load_state_dict(weights, assign=True)
     return reference, model.eval().requires_grad_(False)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 _HOMES = {
     "LLM": "vllm_teach.engine.llm",
-    "EngineConfig": "vllm_teach.engine.llm_engine",
+    "EngineConfig": "vllm_teach.engine.config",
     "LLMEngine": "vllm_teach.engine.llm_engine",
     "SamplingParams": "vllm_teach.engine.sampling_params",
     "RequestOutput": "vllm_teach.engine.outputs",
@@ -29,8 +29,9 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from vllm_teach.engine.config import EngineConfig
     from vllm_teach.engine.llm import LLM
-    from vllm_teach.engine.llm_engine import EngineConfig, LLMEngine
+    from vllm_teach.engine.llm_engine import LLMEngine
     from vllm_teach.engine.outputs import CompletionOutput, RequestOutput
     from vllm_teach.engine.sampling_params import SamplingParams
     from vllm_teach.engine.scheduler import Scheduler

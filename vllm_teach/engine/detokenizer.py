@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Ids
-from typing import Protocol
+from vllm_teach.engine.text import Decodes
 
 # How many tokens of the prompt the first output token is decoded with: some tokenizers decide about a space by them.
 _LEAD = 5
 _BROKEN = "\ufffd"
-
-
-class Decodes(Protocol):
-    """The part of a tokenizer that turns ids into text."""
-
-    def decode(self, ids: Ids[int], skip_special_tokens: bool = True) -> str:
-        """Return the text of `ids`; bytes that are no whole character become U+FFFD."""
-        ...
 
 
 class IncrementalDetokenizer:

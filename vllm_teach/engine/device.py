@@ -48,8 +48,13 @@ def cpu_multiplies_bf16() -> bool:
     if not torch.backends.mkldnn.is_available():
         return False
     if platform.machine().lower() in ("arm64", "aarch64"):
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        return _arm_has_bf16()
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
+def _arm_has_bf16() -> bool:
+    # On x86 this operator also answers True where bfloat16 is emulated with AVX-512.
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def kv_cache_budget(device: torch.device, gpu_memory_utilization: float) -> int:

@@ -11,11 +11,13 @@ from tqdm.auto import tqdm
 
 from vllm_teach import backends
 from vllm_teach.backends.spec import AttentionSpec
+from vllm_teach.engine.config import EngineConfig
 from vllm_teach.engine.device import choose_device, choose_dtype, kv_cache_budget
-from vllm_teach.engine.llm_engine import EngineConfig, EngineTokenizer, LLMEngine, Prompt
+from vllm_teach.engine.llm_engine import LLMEngine, Prompt
 from vllm_teach.engine.outputs import RequestOutput
 from vllm_teach.engine.request import Request
 from vllm_teach.engine.sampling_params import SamplingParams
+from vllm_teach.engine.text import EngineTokenizer
 from vllm_teach.errors import InvalidArgumentError
 from vllm_teach.models.decoder import Decoder
 from vllm_teach.models.load import load_model
@@ -190,12 +192,15 @@ class LLM:
         request = self.engine.get_request(self.engine.add_request(prompt, params))
         shown = 0
         try:
-            while not request.finished:
-                self.engine.step()
-                text = request.sequences[0].text
+            while True:
+                # Asked before the text is read: others may step the engine while this waits in `yield`.
+                finished, text = request.finished, request.sequences[0].text
                 if len(text) > shown:
-                    yield text[shown:]
-                    shown = len(text)
+                    piece, shown = text[shown:], len(text)
+                    yield piece
+                if finished:
+                    break
+                self.engine.step()
             if request.error is not None:
                 raise request.error
         finally:

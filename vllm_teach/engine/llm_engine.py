@@ -5,68 +5,21 @@ from __future__ import annotations
 import itertools
 import random
 import time
-from collections.abc import Sequence as Ids
-from dataclasses import dataclass
-from typing import Protocol
 
+from vllm_teach.engine.config import EngineConfig, StepStats
 from vllm_teach.engine.detokenizer import OutputText
 from vllm_teach.engine.model_runner import ModelRunner
 from vllm_teach.engine.outputs import Logprob, RequestMetrics, RequestOutput
 from vllm_teach.engine.request import Request, SampledToken, Sequence
 from vllm_teach.engine.sampling_params import SamplingParams
 from vllm_teach.engine.scheduler import Plan, Scheduler, StepResult
+from vllm_teach.engine.text import EngineTokenizer
 from vllm_teach.errors import EngineError, InvalidArgumentError, PromptTooLongError
 from vllm_teach.kvcache.manager import ContiguousKVCacheManager
 from vllm_teach.kvcache.storage import KVStorage
 from vllm_teach.models.decoder import Decoder
 
 Prompt = str | list[int]
-
-
-class EngineTokenizer(Protocol):
-    """What the engine asks of a tokenizer."""
-
-    @property
-    def stop_token_ids(self) -> tuple[int, ...]:
-        """Every id that ends a text."""
-        ...
-
-    def encode(self, text: str) -> list[int]:
-        """Return the ids of `text`."""
-        ...
-
-    def decode(self, ids: Ids[int], skip_special_tokens: bool = True) -> str:
-        """Return the text of `ids`."""
-        ...
-
-    def apply_chat_template(self, messages: list[dict[str, str]]) -> list[int]:
-        """Return the ids of a conversation, the assistant's turn opened."""
-        ...
-
-
-@dataclass(frozen=True)
-class EngineConfig:
-    """Limits of an engine. `kv_cache_bytes` is the budget for K and V over all layers; the rest counts tokens.
-
-    `max_model_len` None means the model's context, or what the cache holds if that is less.
-    """
-
-    kv_cache_bytes: int
-    max_model_len: int | None = None
-    max_num_seqs: int = 64
-    max_num_batched_tokens: int = 2048
-    attention_backend: str = "sdpa"
-    seed: int = 0
-
-
-@dataclass(frozen=True)
-class StepStats:
-    """What the last step did: tokens computed by kind, sequences in it, seconds it took."""
-
-    num_prefill_tokens: int
-    num_decode_tokens: int
-    num_sequences: int
-    seconds: float
 
 
 class LLMEngine:

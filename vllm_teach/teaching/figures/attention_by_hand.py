@@ -54,7 +54,9 @@ def draw_by_hand(
     x_s, x_p = left + d * _CELL + _GAP * 0.55, left + (d + keys) * _CELL + _GAP * 2.9
     x_o = x_p + keys * _CELL + _GAP * 0.55
     width, bottom = x_o + d * _CELL + 0.55, 0.42
-    figure, axes = page(width, bottom + n * _CELL + above + 0.62, "Each query weighs the keys it sees, then averages their values")
+    figure, axes = page(
+        width, bottom + n * _CELL + above + 0.62, "Each query weighs the keys it sees, then averages their values"
+    )
     top = bottom + n * _CELL + 0.3
     _matrix(axes, left, bottom, q, f"Q  [{n}, {d}]")
     _matrix(axes, x_s, top + 0.12, k.T, f"Kᵀ  [{d}, {keys}]", name_above=True)
@@ -90,7 +92,9 @@ def _matrix(
             corner = (x + column * _CELL, y + (rows - 1 - row) * _CELL)
             if hidden is not None and bool(hidden[row, column]):
                 axes.add_patch(
-                    Rectangle(corner, _CELL, _CELL, facecolor="#F4F4F4", edgecolor="#C4C4C4", hatch="////", linewidth=0.6)
+                    Rectangle(
+                        corner, _CELL, _CELL, facecolor="#F4F4F4", edgecolor="#C4C4C4", hatch="////", linewidth=0.6
+                    )
                 )
                 continue
             fill = style.tint(style.colour("attention"), value) if shaded else style.tint(style.colour("room"), 0.7)

@@ -47,8 +47,8 @@ def draw_attention_map(
 ) -> tuple[Figure, AttentionMapData]:
     """Draw causal attention probabilities `[n, n]`: rows are queries, columns keys, darker is more.
 
-    Weights of 10 % and more are written in their cells, in percent. What the causal mask hides is hatched. `mark` frames
-    the cell (query, key). Returns the figure, `size` inches wide, and its data.
+    Weights of 10 % and more are written in their cells, in percent. What the causal mask hides is hatched. `mark`
+    frames the cell (query, key). Returns the figure, `size` inches wide, and its data.
     """
     data = attention_map_data(words, probs)
     n = len(data.words)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import exp, log
 
 import matplotlib.pyplot as plt
@@ -34,7 +35,7 @@ def crossing(shares: Mapping[int, float], level: float) -> float | None:
     sizes = sorted(shares)
     if shares[sizes[0]] >= level:
         return float(sizes[0])
-    for low, high in zip(sizes, sizes[1:], strict=False):
+    for low, high in pairwise(sizes):
         if shares[low] < level <= shares[high]:
             part = (level - shares[low]) / (shares[high] - shares[low])
             return exp(log(low) + part * (log(high) - log(low)))
@@ -61,15 +62,15 @@ def draw_measured_shares(
     ax.plot(sizes, [time[n] for n in sizes], "o-", color=style.colour("attention"), label="time, measured")
     flops = [flop_share(n, shape) for n in sizes]
     ax.plot(sizes, flops, "--", color=style.colour("baseline"), label="FLOPs, exact (baseline)")
-    _claim(ax, *time_claim, f"claim: {time_claim[1]:.0%} of time", "attention", (10, -4), "left")
-    _claim(ax, *memory_claim, f"claim: more than {memory_claim[1]:.0%} of memory", "measured", (-10, 1), "right")
+    _claim(ax, *memory_claim, "measured", label=f"claim: memory, above {memory_claim[1]:.0%}")
+    _claim(ax, *time_claim, "attention", label=f"claim: time, {time_claim[1]:.0%}")
     for name, share in (others or {}).items():
         ax.plot(share.n, share.time_share, "o", mfc=style.PAPER, mec=style.colour("attention"), mew=2, markersize=8)
         ax.annotate(name, (share.n, share.time_share), (9, -4), textcoords="offset points", va="top", size=10)
     ax.set_title("Attention takes over the layer as the text grows")
     _axes(ax, sizes, "attention's share of one layer")
     ax.set_xlim(sizes[0] * 0.85, sizes[-1] * 1.6)
-    ax.legend(loc="center left", bbox_to_anchor=(0.0, 0.5))
+    ax.legend(loc="center left", bbox_to_anchor=(0.0, 0.48))
     return figure, ShareData(crossing(time, time_claim[1]), crossing(memory, memory_claim[1]), time, memory)
 
 
@@ -92,17 +93,17 @@ def draw_flop_shares(
         crossings[name] = flop_crossing(claim[1], shape)
         ax.plot(crossings[name], claim[1], "o", color=shade, zorder=3)
     ax.annotate(f"{claim[1]:.0%}", (128, claim[1]), (2, 4), textcoords="offset points", size=10)
-    _claim(ax, *claim, f"claimed at {claim[0]:,} tokens", "attention", (-10, 9), "center")
+    _claim(ax, *claim, "attention")
+    ax.annotate(f"claimed at {claim[0]:,} tokens", claim, (0, 9), textcoords="offset points", ha="center", size=10)
     ax.set_title("The wider the model, the later attention dominates")
     _axes(ax, [2**p for p in range(7, 18, 2)], "attention's share of a layer's FLOPs")
     ax.legend(loc="upper left", bbox_to_anchor=(0.0, 0.66))
     return figure, crossings
 
 
-def _claim(ax: Axes, n: int, share: float, text: str, concept: str, offset: tuple[int, int], side: str) -> None:
+def _claim(ax: Axes, n: int, share: float, concept: str, label: str | None = None) -> None:
     """Draw a published figure as a diamond in the colour of the curve it is about."""
-    ax.plot(n, share, "D", color=style.colour(concept), mec=style.INK, mew=1.5, markersize=8, zorder=5)
-    ax.annotate(text, (n, share), offset, textcoords="offset points", ha=side, va="center", size=10)
+    ax.plot(n, share, "D", color=style.colour(concept), mec=style.INK, mew=1.5, markersize=8, label=label, zorder=5)
 
 
 def _axes(ax: Axes, ticks: Sequence[int], label: str) -> None:

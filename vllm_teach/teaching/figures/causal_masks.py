@@ -1,7 +1,7 @@
 """The causal mask when there are fewer queries than keys: aligned top-left or bottom-right."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from matplotlib.axes import Axes
@@ -50,7 +50,11 @@ def draw_causal_masks(kv_len: int = 5) -> tuple[Figure, dict[str, MaskData]]:
         "bottom-right": _decode(kv_len, "bottom-right"),
     }
     side, gap, left = kv_len * _CELL, 0.72, 0.75
-    figure, axes = page(left + 3 * side + 2 * gap + 0.25, side + 1.62, "A cached decode step sees all its keys only with the mask bottom-right")
+    figure, axes = page(
+        left + 3 * side + 2 * gap + 0.25,
+        side + 1.5,
+        "A cached decode step sees all its keys only with the mask bottom-right",
+    )
     for column, panel in enumerate(panels.values()):
         _draw_panel(axes, left + column * (side + gap), 0.62, panel, kv_len)
     axes.text(left - 0.12, 0.62 + side / 2, "query", rotation=90, ha="right", va="center", size=10)
@@ -70,6 +74,7 @@ def _draw_panel(axes: Axes, x: float, y: float, panel: MaskData, kv_len: int) ->
         query = row - (kv_len - q_len)
         for key in range(kv_len):
             corner = (x + key * _CELL, y + (kv_len - 1 - row) * _CELL)
+            look: dict[str, Any]
             if query < 0:
                 look = {"facecolor": style.PAPER, "edgecolor": "#E0E0E0", "linewidth": 0.8}
             elif bool(panel.mask[query, key]):

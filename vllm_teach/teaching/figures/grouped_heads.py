@@ -36,10 +36,14 @@ def draw_grouped_heads(q_heads: int, kv_heads: int) -> tuple[Figure, GroupedHead
     """Draw query heads above the key/value heads they read, one colour a group; returns figure and data."""
     data = grouped_heads(q_heads, kv_heads)
     width = _LEFT + q_heads * _STEP + 0.1
-    figure, axes = page(width, 2.35, f"{q_heads} query heads read {kv_heads} key/value heads: the cache keeps {kv_heads} of each")
+    figure, axes = page(
+        width, 2.35, f"{q_heads} query heads read {kv_heads} key/value heads: the cache keeps {kv_heads} of each"
+    )
     y_q, y_kv = 1.32, 0.22
     centres = [_LEFT + (head + 0.5) * _STEP for head in range(q_heads)]
-    owners = [sum(centres[i] for i in range(q_heads) if data.kv_head_of[i] == kv) / data.group for kv in range(kv_heads)]
+    owners = [
+        sum(centres[i] for i in range(q_heads) if data.kv_head_of[i] == kv) / data.group for kv in range(kv_heads)
+    ]
     for head, kv in enumerate(data.kv_head_of):
         colour = style.sequence_fill(kv)
         axes.plot([centres[head], owners[kv]], [y_q, y_kv + _BOX_H], color="#8A8A8A", linewidth=1.3, zorder=1)

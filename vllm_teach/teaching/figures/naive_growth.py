@@ -14,7 +14,7 @@ from vllm_teach.teaching import style
 
 @dataclass(frozen=True)
 class GrowthData:
-    """Slopes in the log-log plane over the upper half of the sizes, and the factors of the fits factor x n^2."""
+    """Log-log slopes over the larger half of the sizes, and the factors c of the fits c x n^2 over all sizes."""
 
     seconds_slope: float
     bytes_slope: float
@@ -23,18 +23,18 @@ class GrowthData:
 
 
 def square_fit(costs: Mapping[int, float]) -> tuple[float, float]:
-    """Return (slope, factor): the log-log slope, and c of the best c x n^2, over the larger half of the sizes.
+    """Return (slope, factor): the log-log slope over the larger half of the sizes, and c of the best c x n^2 over all.
 
-    Small sizes measure fixed overheads. The fit minimises squared relative errors: c is the geometric mean of
-    cost / n^2. Raises InvalidArgumentError for fewer than four sizes.
+    Small sizes measure fixed overheads, so they are kept out of the slope. The fit minimises squared errors of the
+    logarithms: c is the geometric mean of cost / n^2. Raises InvalidArgumentError for fewer than four sizes.
     """
     if len(costs) < 4:
         raise InvalidArgumentError(f"costs has {len(costs)} sizes: a fit needs at least four.")
-    sizes = sorted(costs)[len(costs) // 2 :]
-    xs, ys = [log(n) for n in sizes], [log(costs[n]) for n in sizes]
+    large = sorted(costs)[len(costs) // 2 :]
+    xs, ys = [log(n) for n in large], [log(costs[n]) for n in large]
     x_mean, y_mean = sum(xs) / len(xs), sum(ys) / len(ys)
     slope = sum((x - x_mean) * (y - y_mean) for x, y in zip(xs, ys, strict=True)) / sum((x - x_mean) ** 2 for x in xs)
-    return slope, exp(y_mean - 2 * x_mean)
+    return slope, exp(sum(log(cost / n**2) for n, cost in costs.items()) / len(costs))
 
 
 def draw_growth(seconds: Mapping[int, float], peak_bytes: Mapping[int, float]) -> tuple[Figure, GrowthData]:
@@ -44,14 +44,16 @@ def draw_growth(seconds: Mapping[int, float], peak_bytes: Mapping[int, float]) -
     _panel(left, seconds, time_factor, "time of one call", "seconds")
     _panel(right, peak_bytes, bytes_factor, "peak memory of one call", "bytes")
     figure.suptitle(
-        "Naive attention: four times the cost for twice the tokens", x=0.01, ha="left", fontsize=12, weight="bold"
+        "Naive attention: twice the tokens, four times the cost or more", x=0.01, ha="left", fontsize=12, weight="bold"
     )
     return figure, GrowthData(time_slope, bytes_slope, time_factor, bytes_factor)
 
 
 def _panel(ax: Axes, costs: Mapping[int, float], factor: float, what: str, kind: style.Kind) -> None:
     sizes = sorted(costs)
-    ax.plot(sizes, [factor * n**2 for n in sizes], "--", color=style.colour("baseline"), label="baseline: c · n²", zorder=2)
+    ax.plot(
+        sizes, [factor * n**2 for n in sizes], "--", color=style.colour("baseline"), label="baseline: c · n²", zorder=2
+    )
     ax.plot(sizes, [costs[n] for n in sizes], "o", color=style.colour("naive"), label="naive, measured", zorder=3)
     style.label_axis(ax, "x", "sequence length n", unit="tokens", log=2, kind="tokens", ticks=sizes)
     style.label_axis(ax, "y", what, log=10 if kind == "seconds" else 2, kind=kind)

@@ -8,6 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
+from vllm_teach.engine.llm_engine import LLMEngine
+from vllm_teach.engine.request import Request
 from vllm_teach.errors import InvalidArgumentError
 from vllm_teach.teaching import style
 
@@ -40,6 +42,34 @@ class Timeline:
     edges: tuple[float, ...]
     prefill_rate: float
     decode_rate: float
+
+
+def record_step(engine: LLMEngine, requests: Mapping[str, Request]) -> Step:
+    """Return what the engine's last step did for `requests`, by the names they have there; other requests are left out.
+
+    Raises InvalidArgumentError before the first step.
+    """
+    if engine.last_step is None:
+        raise InvalidArgumentError("engine has made no step yet: call engine.step() first.")
+    name_of = {sequence.seq_id: name for name, request in requests.items() for sequence in request.sequences}
+    prefill: dict[str, int] = {}
+    decode: dict[str, int] = {}
+    for item in engine.last_plan.items:
+        if item.sequence.seq_id in name_of:
+            (prefill if item.is_prefill else decode)[name_of[item.sequence.seq_id]] = item.num_tokens
+    return Step(engine.last_step.seconds, prefill, decode)
+
+
+def step_table(steps: Sequence[Step]) -> str:
+    """Return the steps' token counts as text, a line each: the same on every machine."""
+    names = list(dict.fromkeys(name for step in steps for name in (*step.prefill, *step.decode)))
+    lines = ["step" + "".join(f"{name:>6}" for name in names) + "   computed"]
+    for number, step in enumerate(steps, start=1):
+        counts = {**step.prefill, **step.decode}
+        cells = "".join(f"{counts.get(name, '.'):>6}" for name in names)
+        kinds = "prefill + decode" if step.prefill and step.decode else "prefill" if step.prefill else "decode"
+        lines.append(f"{number:>4}{cells}   {sum(counts.values()):>3} ({kinds})")
+    return "\n".join(lines)
 
 
 def timeline(steps: Sequence[Step]) -> Timeline:

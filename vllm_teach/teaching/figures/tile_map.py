@@ -12,6 +12,8 @@ from vllm_teach.attention.shapes import AttentionShape
 from vllm_teach.attention.traffic import naive_traffic, tile_pairs, tiled_traffic, working_set_bytes
 from vllm_teach.teaching import style
 
+_SKIPPED = style.tint(style.colour("skipped"), 0.5)  # lighter, so that the large empty part does not outweigh the rest
+
 
 @dataclass(frozen=True)
 class TileMap:
@@ -131,7 +133,7 @@ def _legend(data: TileMap) -> list[Patch]:
             linewidth=0,
             label=f"cut by the mask: {len(data.cut)} (hatched: wasted)",
         ),
-        Patch(facecolor=style.colour("skipped"), edgecolor="#8A8A8A", label=f"skipped: {len(data.skipped)}"),
+        Patch(facecolor=_SKIPPED, edgecolor="#8A8A8A", label=f"skipped: {len(data.skipped)}"),
     ]
 
 
@@ -146,7 +148,7 @@ def _draw_matrix(ax: Axes, data: TileMap) -> None:
     beyond = [(offset + 0.0, 0.0), (data.kv_len, 0.0), (data.kv_len, data.q_len)]
     ax.add_patch(Polygon(beyond, facecolor="none", edgecolor=style.INK, hatch="////", linewidth=0))
     skipped = boxes(data.skipped)
-    ax.add_collection(PatchCollection(skipped, facecolor=style.colour("skipped"), edgecolor="#8A8A8A", linewidth=line))
+    ax.add_collection(PatchCollection(skipped, facecolor=_SKIPPED, edgecolor="#8A8A8A", linewidth=line))
     ax.plot([offset, data.kv_len], [0, data.q_len], color=style.colour("limit"), linewidth=2)
     ax.set(xlim=(0, data.kv_len), ylim=(data.q_len, 0), aspect="equal", xlabel="key", ylabel="query")
     for which in ("x", "y"):

@@ -1,0 +1,31 @@
+"""What the engine asks of a tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class Decodes(Protocol):
+    """The part of a tokenizer that turns ids into text."""
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Return the text of `ids`; bytes that are no whole character become U+FFFD."""
+        ...
+
+
+class EngineTokenizer(Decodes, Protocol):
+    """Text to ids and back, a conversation to ids, and the ids that end a text."""
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """Every id that ends a text."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of `text`."""
+        ...
+
+    def apply_chat_template(self, messages: list[dict[str, str]]) -> list[int]:
+        """Return the ids of a conversation, the assistant's turn opened."""
+        ...
