@@ -56,4 +56,6 @@ def lab_command(folder: Path, *, browser: bool, port: int | None, extra: Sequenc
 def open_lab(target: Path | None, *, browser: bool, port: int | None, extra: Sequence[str] = ()) -> None:
     """Replace this process by JupyterLab, so that Ctrl-C and signals reach it directly; never returns."""
     command = lab_command(prepare_lessons(target), browser=browser, port=port, extra=extra)
+    # Kernels inherit it. A browser keeps a small machine busy, and spinning threads then wait for one another.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.execv(command[0], command)

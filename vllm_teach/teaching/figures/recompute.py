@@ -40,10 +40,11 @@ def recompute(prompt_len: int, new_tokens: int) -> Recompute:
     if prompt_len < 1 or new_tokens < 1:
         raise InvalidArgumentError(f"prompt_len={prompt_len}, new_tokens={new_tokens}: both must be at least 1.")
     lengths = range(prompt_len, prompt_len + new_tokens)
-    uncached: list[tuple[State, ...]] = [("computed",) * length for length in lengths]
-    first: tuple[State, ...] = ("computed",) * prompt_len
-    later: list[tuple[State, ...]] = [("read",) * (length - 1) + ("computed",) for length in lengths[1:]]
-    return Recompute(tuple(uncached), (first, *later))
+    computed: State = "computed"
+    read: State = "read"
+    uncached = tuple((computed,) * length for length in lengths)
+    later = tuple((*(read,) * (length - 1), computed) for length in lengths[1:])
+    return Recompute(uncached, ((computed,) * prompt_len, *later))
 
 
 def draw_recompute(prompt_len: int, new_tokens: int) -> tuple[Figure, Recompute]:
@@ -58,9 +59,7 @@ def draw_recompute(prompt_len: int, new_tokens: int) -> tuple[Figure, Recompute]
     right.set_title(f"with a cache: {data.positions_cached} computed", fontsize=11, weight="normal")
     left.set_yticks([step + 0.5 for step in range(new_tokens)], [str(step + 1) for step in range(new_tokens)])
     left.set_ylabel("step")
-    figure.suptitle(
-        "A cache computes each position of the text once", x=0.01, ha="left", fontsize=12, weight="bold"
-    )
+    figure.suptitle("A cache computes each position of the text once", x=0.01, ha="left", fontsize=12, weight="bold")
     return figure, data
 
 

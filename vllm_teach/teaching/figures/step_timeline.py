@@ -82,7 +82,9 @@ def timeline(steps: Sequence[Step]) -> Timeline:
     with_prefill = [step for step in steps if step.prefill]
     pure_decode = [step for step in steps if step.decode and not step.prefill]
     if not with_prefill or not pure_decode:
-        raise InvalidArgumentError(f"steps has {len(steps)} entries: give at least one prefill and one pure decode step.")
+        raise InvalidArgumentError(
+            f"steps has {len(steps)} entries: give at least one prefill and one pure decode step."
+        )
     return Timeline(tuple(blocks), tuple(edges), _rate(with_prefill), _rate(pure_decode))
 
 

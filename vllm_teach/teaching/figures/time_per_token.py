@@ -40,7 +40,7 @@ def draw_time_per_token(
         ax.set_title("With a cache, the next token no longer pays for the whole text")
     style.label_axis(ax, "x", "text so far", unit="tokens", kind="tokens", ticks=lengths[-4:])
     style.label_axis(ax, "y", "time for one more token", kind="seconds")
-    ax.set(xlim=(0, last * 1.3), ylim=(0, max(uncached.values()) * 1.12))
+    ax.set(xlim=(0, last * 1.3), ylim=(0, max(uncached.values()) * 1.22))
     cached_growth = cached[last] / cached[first] if cached is not None else None
     advantage = uncached[last] / cached[last] if cached is not None else None
     return figure, TimePerToken(uncached[last] / uncached[first], cached_growth, advantage)
@@ -53,4 +53,4 @@ def _line(ax: Axes, seconds: Mapping[int, float], concept: str, name: str) -> No
     colour = style.colour(concept)
     ax.plot(lengths, [seconds[n] for n in lengths], "o-", color=colour, gid=concept)
     text = f"{name}\n{style.format_seconds(seconds[last])}"
-    ax.annotate(text, (last, seconds[last]), (8, 0), textcoords="offset points", va="center", size=10, color=colour)
+    ax.annotate(text, (last, seconds[last]), (8, 1), textcoords="offset points", va="bottom", size=10, color=colour)

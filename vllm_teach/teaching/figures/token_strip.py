@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
@@ -50,7 +51,9 @@ def token_strip(pieces: Sequence[str], token_ids: Sequence[int]) -> TokenStrip:
     Raises InvalidArgumentError unless there is one id for each piece, and at least one.
     """
     if not pieces or len(pieces) != len(token_ids):
-        raise InvalidArgumentError(f"pieces has {len(pieces)} entries for {len(token_ids)} token_ids: give one for each.")
+        raise InvalidArgumentError(
+            f"pieces has {len(pieces)} entries for {len(token_ids)} token_ids: give one for each."
+        )
     laid: list[tuple[str, int, float, int, float]] = []
     x, line = _MARGIN, 0
     for piece, token_id in zip(pieces, token_ids, strict=True):
@@ -72,7 +75,7 @@ def draw_tokens(pieces: Sequence[str], token_ids: Sequence[int]) -> tuple[Figure
     data = token_strip(pieces, token_ids)
     characters = sum(len(piece) for piece in pieces)
     figure, axes = page(*data.size, title=f"{characters} characters become {len(data.chips)} tokens")
-    mono = {"ha": "center", "family": "DejaVu Sans Mono"}
+    mono: dict[str, Any] = {"ha": "center", "family": "DejaVu Sans Mono"}
     for index, chip in enumerate(data.chips):
         axes.add_patch(
             FancyBboxPatch(

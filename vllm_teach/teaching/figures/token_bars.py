@@ -29,7 +29,9 @@ def top_tokens(logits: Tensor, decode: Callable[[list[int]], str], top: int, tem
     above zero, or a `top` that leaves no token for the rest.
     """
     if logits.ndim != 1 or not 1 <= top < logits.shape[0]:
-        raise InvalidArgumentError(f"logits of shape {list(logits.shape)} with top={top}: give [vocab] and a smaller top.")
+        raise InvalidArgumentError(
+            f"logits of shape {list(logits.shape)} with top={top}: give [vocab] and a smaller top."
+        )
     if temperature <= 0:
         raise InvalidArgumentError(f"temperature={temperature} divides the logits: use a number above 0.")
     values, ids = (logits.double() / temperature).softmax(-1).topk(top)
@@ -43,7 +45,7 @@ def draw_next_token(logits: Tensor, decode: Callable[[list[int]], str], top: int
     figure, ax = plt.subplots(figsize=(7.0, 0.42 * (top + 1) + 1.1))
     _bars(ax, data, style.colour("decode"))
     best, share = data.tokens[0]
-    ax.set_title(f"The model's guess: \u201c{visible(best)}\u201d comes next with {share:.0%}")
+    ax.set_title(f"The model's guess: \u201c{visible(best)}\u201d comes next with {_percent(share)}")
     return figure, data
 
 
@@ -59,6 +61,7 @@ def draw_temperatures(
     for ax, (temperature, tokens) in zip(axes, data.items(), strict=True):
         is_one = temperature == 1
         _bars(ax, tokens, style.colour("baseline" if is_one else "decode"), room=1.34)
+        ax.set_xticks([0, 0.5, 1])
         ax.set_title(f"temperature {temperature:g}" + (" (as is)" if is_one else ""), fontsize=11, weight="normal")
     figure.suptitle(
         "A low temperature sharpens the choice, a high one flattens it", x=0.01, ha="left", fontsize=12, weight="bold"
