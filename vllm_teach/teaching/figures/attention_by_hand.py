@@ -68,7 +68,7 @@ def draw_by_hand(
     start, end = x_s + keys * _CELL + 0.16, x_p - 0.16
     axes.annotate("", (end, arrow_y), (start, arrow_y), arrowprops={"arrowstyle": "-|>", "color": style.INK, "lw": 1.4})
     middle = (start + end) / 2
-    axes.text(middle, arrow_y + 0.1, "exp,", ha="center", va="bottom", size=9)
+    axes.text(middle, arrow_y + 0.1, f"times {scale_name},\nexp,", ha="center", va="bottom", size=9, linespacing=1.2)
     axes.text(middle, arrow_y - 0.1, "each row\n÷ its sum", ha="center", va="top", size=9, linespacing=1.2)
     return figure, data
 
