@@ -40,9 +40,13 @@ PROMPTS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """All threads, unlike the other tests of this folder: this model is large enough to gain by them."""
+@pytest.fixture(autouse=True, scope="module")
+def one_thread_from_the_start():
+    """The module's fixtures generate too. One thread takes about as long as two here, and never fights for a core."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
