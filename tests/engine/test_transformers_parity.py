@@ -42,7 +42,7 @@ PROMPTS = [
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread_from_the_start():
-    """The module's fixtures generate too. One thread takes about as long as two here, and never fights for a core."""
+    """The module's fixtures generate too. Threads that fight for busy cores take many times as long as one thread."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -212,7 +212,9 @@ class LLM:
         try:
             for prompt, params in work:
                 requests.append(self.engine.get_request(self.engine.add_request(prompt, params)))
-            with tqdm(total=len(requests), desc="requests", disable=not use_tqdm) as bar:
+            # Saying disable=False would overrule the environment's TQDM_DISABLE.
+            quiet = {} if use_tqdm else {"disable": True}
+            with tqdm(total=len(requests), desc="requests", **quiet) as bar:
                 while not all(request.finished for request in requests):
                     self.engine.step()
                     newly = sum(request.finished for request in requests) - bar.n
