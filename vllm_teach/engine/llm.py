@@ -213,7 +213,7 @@ class LLM:
             for prompt, params in work:
                 requests.append(self.engine.get_request(self.engine.add_request(prompt, params)))
             # Saying disable=False would overrule the environment's TQDM_DISABLE.
-            quiet = {} if use_tqdm else {"disable": True}
+            quiet: dict[str, Any] = {} if use_tqdm else {"disable": True}
             with tqdm(total=len(requests), desc="requests", **quiet) as bar:
                 while not all(request.finished for request in requests):
                     self.engine.step()
