@@ -67,7 +67,7 @@ def environment(scratch: Path) -> dict[str, str]:
     return {**os.environ, **{name: str(path) for name, path in folders.items()}, **quiet}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """JupyterLab on a free port of this machine, serving a copy of notebooks/ (it saves what it opens)."""
     scratch = tmp_path_factory.mktemp("lab")
@@ -116,9 +116,13 @@ def stop(server: subprocess.Popen) -> None:
                 continue
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser():
-    """Headless Chromium of the machine; Playwright's own download is not needed."""
+    """Headless Chromium of the machine; Playwright's own download is not needed.
+
+    Closed with its module: while Playwright is open, this thread has a running event loop, and no other test's
+    `asyncio.run` works.
+    """
     path = chromium_path()
     if path is None:
         pytest.skip(
