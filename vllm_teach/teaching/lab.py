@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -58,4 +59,6 @@ def open_lab(target: Path | None, *, browser: bool, port: int | None, extra: Seq
     command = lab_command(prepare_lessons(target), browser=browser, port=port, extra=extra)
     # Kernels inherit it. A browser keeps a small machine busy, and spinning threads then wait for one another.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if os.name == "nt":  # there execv starts a second process and ends this one, and the console loses its child
+        raise SystemExit(subprocess.call(command))
     os.execv(command[0], command)
