@@ -7,8 +7,6 @@ LAB_ARGS ?=
 # Waiting OpenMP threads sleep instead of spinning: on a busy machine a spinning one takes the core that the thread it
 # waits for needs (4 times more tokens per second with other processes on both cores, the same on an idle machine).
 export OMP_WAIT_POLICY ?= PASSIVE
-# Lessons run as they were built: two threads, no network, no progress bars.
-PINNED   := OMP_NUM_THREADS=2 MKL_NUM_THREADS=2 HF_HUB_OFFLINE=1 TQDM_DISABLE=1
 
 # The first Python on the PATH that pyproject.toml allows; `make lab PYTHON=...` overrides it.
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
@@ -24,8 +22,7 @@ test: $(VENV)/.dev-installed
 	$(BIN)/vllm-teach fetch
 	$(BIN)/python -m vllm_teach.teaching.notebooks build --check
 	$(BIN)/python -m pytest tests
-	$(PINNED) $(BIN)/python -m pytest --nbval --nbval-current-env --nbval-cell-timeout=120 \
-		--nbval-sanitize-with tests/sanitize.cfg notebooks
+	$(BIN)/python -m vllm_teach.teaching.notebooks compare
 
 lint: $(VENV)/.dev-installed
 	$(BIN)/ruff check .

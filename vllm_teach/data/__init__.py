@@ -9,5 +9,5 @@ def path(name: str) -> Path:
     """Return the path of the data file or folder `name`; raises FileNotFoundError when there is none."""
     found = resources.folder("data") / name
     if not found.exists():
-        raise FileNotFoundError(f"data file {name!r} does not exist: looked for {found}")
+        raise FileNotFoundError(f"data file {name!r} does not exist: looked for {found}.")
     return found

@@ -70,7 +70,8 @@ class ContiguousKVCacheManager:
         held = self._held[seq_id]
         if held.num_stored + num_tokens > held.num_slots:
             raise InvalidArgumentError(
-                f"num_tokens={num_tokens} does not fit behind {held.num_stored} of {held.num_slots} reserved slots."
+                f"num_tokens={num_tokens} does not fit behind {held.num_stored} of {held.num_slots} reserved slots: "
+                "reserve more."
             )
         held.num_stored += num_tokens
 

@@ -43,7 +43,7 @@ def build_once(target: Path, build: Callable[[Path], None]) -> Path:
         with _temporary_folder(target) as folder:
             build(folder)
             if not is_complete(folder):
-                raise ModelLoadError(f"what was built for {target} is no complete model: report this as a bug")
+                raise ModelLoadError(f"what was built for {target} is no complete model: report this as a bug.")
             _apply_umask(folder)
             if target.exists():
                 shutil.rmtree(target)

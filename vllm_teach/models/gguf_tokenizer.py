@@ -53,13 +53,13 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     if model != "gpt2":
         raise ModelLoadError(
             f"the GGUF file's tokenizer.ggml.model is {model!r} and only 'gpt2' (byte-level BPE) can be rebuilt: "
-            "use the model's Hugging Face directory instead"
+            "use the model's Hugging Face directory instead."
         )
     pre = metadata.get("tokenizer.ggml.pre")
     if pre not in _PRE_TOKENIZERS:
         raise ModelLoadError(
             f"the GGUF file's tokenizer.ggml.pre is {pre!r} and the known pre-tokenisers are "
-            f"{', '.join(sorted(_PRE_TOKENIZERS))}: use the model's Hugging Face directory instead"
+            f"{', '.join(sorted(_PRE_TOKENIZERS))}: use the model's Hugging Face directory instead."
         )
     tokens: list[str] = metadata["tokenizer.ggml.tokens"]
     merges = [tuple(pair.split(" ", 1)) for pair in metadata["tokenizer.ggml.merges"]]

@@ -38,13 +38,13 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Return the parsed config.json of a model directory."""
     file = folder / "config.json"
     if not file.is_file():
-        raise ModelNotFoundError(f"{folder} is no model directory, it has no config.json: check the path")
+        raise ModelNotFoundError(f"{folder} is no model directory, it has no config.json: check the path.")
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ModelLoadError(f"{file} is no valid JSON ({error}): download it again") from error
+        raise ModelLoadError(f"{file} is no valid JSON ({error}): download it again.") from error
     if not isinstance(config, dict):
-        raise ModelLoadError(f"{file} holds a {type(config).__name__}, not a JSON object: download it again")
+        raise ModelLoadError(f"{file} holds a {type(config).__name__}, not a JSON object: download it again.")
     return config
 
 
@@ -52,11 +52,11 @@ def _check(checkpoint: Checkpoint, wanted: dict[str, tuple[int, ...]]) -> None:
     """Raise ModelLoadError unless the checkpoint has exactly the tensors of the decoder, in its shapes."""
     for name, shape in wanted.items():
         if name not in checkpoint.files:
-            raise ModelLoadError(f"tensor {name} is missing from {checkpoint.folder}: download or convert it again")
+            raise ModelLoadError(f"tensor {name} is missing from {checkpoint.folder}: download or convert it again.")
         if checkpoint.shapes[name] != shape:
             raise ModelLoadError(
                 f"tensor {name} in {checkpoint.files[name]} has shape {list(checkpoint.shapes[name])} and config.json "
-                f"asks for {list(shape)}: config and weights are not of the same model"
+                f"asks for {list(shape)}: put config and weights of the same model together."
             )
     for name in checkpoint.files.keys() - wanted.keys():
         # Old checkpoints store RoPE's frequencies, which follow from the config.
@@ -67,5 +67,5 @@ def _check(checkpoint: Checkpoint, wanted: dict[str, tuple[int, ...]]) -> None:
             continue
         raise ModelLoadError(
             f"tensor {name} in {checkpoint.files[name]} has no place in the architecture that config.json names: "
-            "config and weights are not of the same model"
+            "put config and weights of the same model together."
         )

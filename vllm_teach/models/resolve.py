@@ -32,14 +32,14 @@ def resolve_model(name_or_path: str | Path) -> Path:
     if _HUB_ID.fullmatch(name) and not name.endswith(".gguf"):
         return _from_hub(name)
     raise ModelNotFoundError(
-        f"model {name!r} is no alias ({', '.join(ALIASES)}), directory, .gguf file or hub id: check the name"
+        f"model {name!r} is no alias ({', '.join(ALIASES)}), directory, .gguf file or hub id: check the name."
     )
 
 
 def _smollm2() -> Path:
     folder = model_folder(SMOLLM2)
     if not is_complete(folder):
-        raise ModelNotFoundError(f"model 'smollm2' is not in {folder}: run `vllm-teach fetch` once")
+        raise ModelNotFoundError(f"model 'smollm2' is not in {folder}: run `vllm-teach fetch` once.")
     return folder
 
 
@@ -60,15 +60,15 @@ def _describe(find: Callable[[], Path]) -> str:
 
 def _checked(folder: Path) -> Path:
     if not (folder / "config.json").is_file():
-        raise ModelNotFoundError(f"{folder} is no model directory, it has no config.json: check the path")
+        raise ModelNotFoundError(f"{folder} is no model directory, it has no config.json: check the path.")
     if not any(folder.glob("*.safetensors")):
-        raise ModelNotFoundError(f"{folder} has no *.safetensors weights: give a model directory that has them")
+        raise ModelNotFoundError(f"{folder} has no *.safetensors weights: give a model directory that has them.")
     return folder
 
 
 def _converted(file: Path) -> Path:
     if file.suffix != ".gguf":
-        raise ModelNotFoundError(f"{file} is a file but no .gguf file: give a model directory or a .gguf file")
+        raise ModelNotFoundError(f"{file} is a file but no .gguf file: give a model directory or a .gguf file.")
     # A changed file has another size or time, and so another folder; hashing gigabytes on each start would be slow.
     stat = file.stat()
     identity = f"{file.resolve()}|{stat.st_size}|{stat.st_mtime_ns}"
@@ -88,16 +88,16 @@ def _from_hub(model_id: str) -> Path:
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
     except ImportError as error:
         raise MissingDependencyError(
-            f"model {model_id!r} comes from the hub: pip install huggingface_hub, or give a local directory"
+            f"model {model_id!r} comes from the hub: pip install huggingface_hub, or give a local directory."
         ) from error
     try:
         folder = Path(snapshot_download(model_id, allow_patterns=_HUB_FILES))
     except LocalEntryNotFoundError as error:
         raise ModelNotFoundError(
             f"model {model_id!r} is no local directory and the hub cannot be reached from here: check the path, or "
-            "connect once to download it"
+            "connect once to download it."
         ) from error
     except (HfHubHTTPError, HFValidationError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise ModelNotFoundError(f"model {model_id!r} cannot be had from the hub ({reason}): check the id") from error
+        raise ModelNotFoundError(f"model {model_id!r} cannot be had from the hub ({reason}): check the id.") from error
     return _checked(folder)

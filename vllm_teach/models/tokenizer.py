@@ -46,15 +46,15 @@ class Tokenizer:
         from jinja2 import TemplateError
 
         if not self.hf.chat_template:
-            raise InvalidArgumentError("messages were given to a model without a chat template: give it a plain text")
+            raise InvalidArgumentError("messages were given to a model without a chat template: give it a plain text.")
         for message in messages:
             if not {"role", "content"} <= message.keys():
-                raise InvalidArgumentError(f"message {message!r} lacks 'role' or 'content': give both")
+                raise InvalidArgumentError(f"message {message!r} lacks 'role' or 'content': give both.")
         try:
             return self.hf.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt)
         except TemplateError as error:
             raise InvalidArgumentError(
-                f"the model's chat template refuses the messages ({error}): change them"
+                f"the model's chat template refuses the messages ({error}): change them."
             ) from error
 
 
@@ -67,12 +67,12 @@ def load_tokenizer(path: Path | str) -> Tokenizer:
 
     folder = Path(path)
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
-        raise ModelNotFoundError(f"{folder} holds no tokenizer.json: give a model directory with its tokenizer")
+        raise ModelNotFoundError(f"{folder} holds no tokenizer.json: give a model directory with its tokenizer.")
     try:
         hf = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     # The Rust library raises plain Exception for a damaged tokenizer.json, so nothing narrower catches it.
     except Exception as error:
-        raise ModelLoadError(f"the tokenizer in {folder} cannot be read ({error}): download it again") from error
+        raise ModelLoadError(f"the tokenizer in {folder} cannot be read ({error}): download it again.") from error
     return Tokenizer(hf, _stop_token_ids(folder, hf.eos_token_id))
 
 
@@ -85,7 +85,7 @@ def _stop_token_ids(folder: Path, eos_token_id: int | None) -> tuple[int, ...]:
         try:
             ids = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
         except ValueError as error:
-            raise ModelLoadError(f"{file} is no valid JSON ({error}): download it again") from error
+            raise ModelLoadError(f"{file} is no valid JSON ({error}): download it again.") from error
         if ids is not None:
             return (ids,) if isinstance(ids, int) else tuple(ids)
     return () if eos_token_id is None else (eos_token_id,)

@@ -45,7 +45,7 @@ class Checkpoint:
             if not source.is_floating_point() or source.element_size() < 2:
                 raise ModelLoadError(
                     f"tensor {name} in {self.files[name]} has dtype {source.dtype}: quantised checkpoints are not "
-                    "readable, use the model in float32, float16 or bfloat16"
+                    "readable, use the model in float32, float16 or bfloat16."
                 )
             return torch.empty(source.shape, dtype=dtype, device=device).copy_(source)
 
@@ -62,16 +62,16 @@ def weight_files(folder: Path) -> list[Path]:
         return [folder / SINGLE]
     if not index.is_file():
         raise ModelNotFoundError(
-            f"{folder} holds neither {SINGLE} nor {INDEX}: give a model directory with safetensors weights"
+            f"{folder} holds neither {SINGLE} nor {INDEX}: give a model directory with safetensors weights."
         )
     try:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelLoadError(f"{index} is no index of safetensors files ({error!r}): download it again") from error
+        raise ModelLoadError(f"{index} is no index of safetensors files ({error!r}): download it again.") from error
     files = [folder / name for name in names]
     for file in files:
         if not file.is_file():
-            raise ModelLoadError(f"{file} is missing although {INDEX} names it: download it again")
+            raise ModelLoadError(f"{file} is missing although {INDEX} names it: download it again.")
     return files
 
 
@@ -81,4 +81,4 @@ def _opened(file: Path) -> Iterator[Any]:
         with safe_open(file, framework="pt") as opened:
             yield opened
     except SafetensorError as error:
-        raise ModelLoadError(f"{file} is damaged or cut short ({error}): download or convert it again") from error
+        raise ModelLoadError(f"{file} is damaged or cut short ({error}): download or convert it again.") from error

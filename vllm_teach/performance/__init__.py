@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 _HOMES = {
+    "log_log_slope": "growth",
     "Machine": "machine",
     "Rate": "machine",
     "measure_this_machine": "machine",
@@ -33,6 +34,7 @@ __all__ = [
     "Timing",
     "attainable",
     "flop_share",
+    "log_log_slope",
     "measure_share",
     "measure_this_machine",
     "peak_memory",
@@ -41,6 +43,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from vllm_teach.performance.growth import log_log_slope
     from vllm_teach.performance.machine import Machine, Rate, measure_this_machine
     from vllm_teach.performance.memory import MemoryTrace, peak_memory, trace_memory
     from vllm_teach.performance.roofline import Point, attainable

@@ -62,7 +62,7 @@ class Machine:
         """Return the matrix rate of `dtype`, FLOP/s; raises InvalidArgumentError when it was not measured."""
         if dtype not in self.matmul:
             why = f" ({self.skipped[dtype]})" if dtype in self.skipped else ""
-            raise InvalidArgumentError(f"dtype={dtype!r} was not measured{why}: use one of {', '.join(self.matmul)}")
+            raise InvalidArgumentError(f"dtype={dtype!r} was not measured{why}: use one of {', '.join(self.matmul)}.")
         return self.matmul[dtype]
 
     def ridge_point(self, dtype: str = "float32") -> float:
@@ -98,7 +98,8 @@ def measure_this_machine(quick: bool = True, device: str = "auto") -> Machine:
     """Measure the ceilings of `device`: "cpu", "cuda", or "auto" (CUDA where there is one).
 
     Takes a few seconds; `quick=False` repeats each measurement 25 times rather than 9. Uses the current
-    `torch.get_num_threads()`, and says it. Allocates two arrays far larger than the last-level cache. Raises
+    `torch.get_num_threads()`, and says it. Allocates two arrays of eight last-level caches each (256 MiB at least), but
+    at most 1 GiB and an eighth of the free memory: where that is not far above the cache, "memory" includes it. Raises
     InvalidArgumentError for another device, or "cuda" where there is none.
 
     The copy counts each byte twice, read and written; a processor that fetches a line before it overwrites it moves
@@ -107,9 +108,9 @@ def measure_this_machine(quick: bool = True, device: str = "auto") -> Machine:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device not in ("cpu", "cuda"):
-        raise InvalidArgumentError(f"device={device!r} cannot be measured: use 'auto', 'cpu' or 'cuda'")
+        raise InvalidArgumentError(f"device={device!r} cannot be measured: use 'auto', 'cpu' or 'cuda'.")
     if device == "cuda" and not torch.cuda.is_available():
-        raise InvalidArgumentError("device='cuda' is not there: torch sees no CUDA device, use 'cpu'")
+        raise InvalidArgumentError("device='cuda' is not there: torch sees no CUDA device, use 'cpu'.")
     repeats = 9 if quick else 25
     caches = _gpu_caches() if device == "cuda" else _cpu_caches()
     with torch.inference_mode():
@@ -129,7 +130,12 @@ def measure_this_machine(quick: bool = True, device: str = "auto") -> Machine:
 
 
 def device_label(device: str = "auto") -> str:
-    """Name the device and, for a processor, PyTorch's threads, without measuring: "AMD EPYC, 2 threads"."""
+    """Name the device and, for a processor, PyTorch's threads, without measuring: "AMD EPYC, 2 threads".
+
+    "auto" is CUDA where there is one. Raises InvalidArgumentError for "cuda" where there is none.
+    """
+    if device == "cuda" and not torch.cuda.is_available():
+        raise InvalidArgumentError("device='cuda' has no name here: torch sees no CUDA device, use 'cpu'.")
     if device == "cuda" or (device == "auto" and torch.cuda.is_available()):
         return torch.cuda.get_device_name()
     return f"{_cpu_name()}, {_threads(torch.get_num_threads())}"
@@ -140,15 +146,15 @@ def _threads(count: int) -> str:
 
 
 def _matmul_rates(device: str, repeats: int) -> tuple[dict[str, Rate], dict[str, str]]:
-    """Rate of square matrix products per dtype, each at a size that takes 20 ms or more."""
+    """Rate of square matrix products per dtype, at the size that `_grown_matmul` picks, and the dtypes left out."""
     rates: dict[str, Rate] = {}
     skipped: dict[str, str] = {}
     for name in DTYPES:
         product, seconds, n = _grown_matmul(device, getattr(torch, name))
-        # A dtype that the processor only emulates can be a hundred times slower; its ceiling teaches nothing.
+        # A dtype without instructions of its own can be a hundred times slower; its ceiling teaches nothing.
         rate = 2.0 * n**3 / seconds
         if rates and rate < next(iter(rates.values())).median / 10:
-            skipped[name] = f"emulated here: {rate / 1e9:.1f} GFLOP/s, below a tenth of {next(iter(rates))}"
+            skipped[name] = f"{rate / 1e9:.1f} GFLOP/s, below a tenth of {next(iter(rates))}"
             continue
         rates[name] = Rate.of(2.0 * n**3, time_median(product, repeats, warmup=1, device=device))
     return rates, skipped
@@ -173,7 +179,7 @@ def _grown_matmul(device: str, dtype: torch.dtype) -> tuple[Callable[[], object]
 
 
 def _bandwidths(device: str, repeats: int, last_cache: int) -> tuple[Rate, Rate]:
-    """Read (sum) and copy bandwidth over arrays of at least 8 last-level caches, within an eighth of free memory."""
+    """Read (sum) and copy bandwidth over arrays of the size that `measure_this_machine` describes."""
     free = torch.cuda.mem_get_info()[0] if device == "cuda" else psutil.virtual_memory().available
     size = int(min(max(8 * last_cache, 256 * _MIB), 1024 * _MIB, free / 8))
     source = torch.ones(size // 4, dtype=torch.float32, device=device)

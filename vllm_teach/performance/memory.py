@@ -46,16 +46,19 @@ class MemoryTrace:
 
 
 def peak_memory(fn: Callable[[], object], device: str = "cpu") -> int:
-    """Call `fn` once and return the most bytes of tensor memory it held at one moment, above what was held before.
+    """Call `fn` and return the most bytes of tensor memory it held at one moment, above what was held before.
 
-    Its result counts, being alive at the end. On "cpu" see this module's text for what cannot be seen; on "cuda" it is
-    `torch.cuda.max_memory_allocated`, which rounds each allocation up to 512 bytes. Raises InvalidArgumentError for
-    another device, and whatever `fn` raises.
+    Its result counts, being alive at the end. On "cpu" `fn` is called once; see this module's text for what cannot be
+    seen, and `trace_memory` for what is mutated. On "cuda" it is called twice, as the first call may leave a cuBLAS
+    workspace behind, and the number is `torch.cuda.max_memory_allocated` of the second, which rounds each allocation up
+    to 512 bytes; mutates the device's peak statistics. Raises InvalidArgumentError for another device, and whatever
+    `fn` raises.
     """
     if device == "cpu":
         return trace_memory(fn).peak
     if not device.startswith("cuda"):
-        raise InvalidArgumentError(f"device={device!r} has no memory counter: use 'cpu' or 'cuda'")
+        raise InvalidArgumentError(f"device={device!r} has no memory counter: use 'cpu' or 'cuda'.")
+    fn()
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
@@ -75,8 +78,8 @@ def trace_memory(fn: Callable[[], object], regions: Collection[str] = ()) -> Mem
     """Call `fn` once and return each allocation and release of CPU tensor memory on the calling thread.
 
     `regions` are names that `fn` marks with `region(name)`; the innermost one counts. Python's cyclic garbage collector
-    runs before and pauses during the call, so that older garbage does not die in the middle of it. Raises whatever `fn`
-    raises.
+    runs before and pauses during the call, so that older garbage does not die in the middle of it. Mutates the
+    environment: KINETO_LOG_LEVEL becomes 6 where it is not set. Raises whatever `fn` raises.
     """
     # Otherwise PyTorch's profiler prints two lines with the time and the process's number to standard error.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")

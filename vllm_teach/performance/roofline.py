@@ -37,4 +37,4 @@ def attainable(intensity: float, peak: float, bandwidth: float) -> float:
 
 def _positive(argument: str, value: float) -> None:
     if not value > 0:
-        raise InvalidArgumentError(f"{argument}={value} has no place under a roofline: use a number above 0")
+        raise InvalidArgumentError(f"{argument}={value} has no place under a roofline: use a number above 0.")

@@ -85,7 +85,7 @@ def flop_crossing(share: float, shape: LayerShape) -> float:
     From 4 n^2 w / (2 p n) = share / (1 - share), with w = q_heads x head_dim and p the layer's parameters.
     """
     if not 0 < share < 1:
-        raise InvalidArgumentError(f"share={share} is never crossed: use a number between 0 and 1")
+        raise InvalidArgumentError(f"share={share} is never crossed: use a number between 0 and 1.")
     return share / (1 - share) * shape.linear_parameters / (2 * shape.num_q_heads * shape.head_dim)
 
 
@@ -107,7 +107,7 @@ def measure_share(
     """
     _check_length(n)
     if repeats < 1:
-        raise InvalidArgumentError(f"repeats={repeats} measures nothing: use 1 or more")
+        raise InvalidArgumentError(f"repeats={repeats} measures nothing: use 1 or more.")
     decoder = model if model is not None else _one_layer(n, shape, dtype, device)
     token_ids = torch.zeros(n, dtype=torch.long, device=decoder.device)
     positions = torch.arange(n, device=decoder.device)
@@ -184,4 +184,4 @@ def _one_layer(n: int, shape: LayerShape, dtype: torch.dtype, device: str) -> De
 
 def _check_length(n: int) -> None:
     if n < 1:
-        raise InvalidArgumentError(f"n={n} is no sequence length: use 1 or more")
+        raise InvalidArgumentError(f"n={n} is no sequence length: use 1 or more.")

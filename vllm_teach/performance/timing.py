@@ -31,9 +31,9 @@ def time_median(fn: Callable[[], object], repeats: int = 5, warmup: int = 1, dev
     InvalidArgumentError when `repeats` is below 1 or `warmup` below 0.
     """
     if repeats < 1:
-        raise InvalidArgumentError(f"repeats={repeats} measures nothing: use 1 or more")
+        raise InvalidArgumentError(f"repeats={repeats} measures nothing: use 1 or more.")
     if warmup < 0:
-        raise InvalidArgumentError(f"warmup={warmup} is no number of calls: use 0 or more")
+        raise InvalidArgumentError(f"warmup={warmup} is no number of calls: use 0 or more.")
     once = _time_on_gpu if device.startswith("cuda") else _time_on_cpu
     for _ in range(warmup):
         fn()

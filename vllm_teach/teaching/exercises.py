@@ -3,7 +3,7 @@
     def causal_mask(q_len, kv_len):
         raise NotImplementedError
 
-    check.causal_mask(causal_mask)         # prints "Not solved yet: …", what differs, or "Correct: …"; never raises
+    check.causal_mask(causal_mask)         # prints "Not solved yet: …", what differs, or "Correct: …"
     check.causal_mask.hint()               # prints the next hint
 
 The checks themselves, one file per lesson, are in `checks/`.
@@ -26,17 +26,34 @@ Status = Literal["solved", "unsolved", "wrong", "error"]
 
 
 @dataclass(frozen=True)
+class MadeAnew:
+    """An argument that `make()` builds for each call of the learner's function: it has a state, such as a counter."""
+
+    make: Callable[[], Any]
+
+
+@dataclass(frozen=True)
 class Case:
     """One call of the learner's function.
 
-    label: the case in a few words ("q_len 3, kv_len 5"). arguments: passed by position; the learner gets a copy.
-    expected: the oracle's answer. rule: what an answer that fails here has got wrong, as a sentence to remember.
+    label: the case in a few words ("q_len 3, kv_len 5"). arguments: passed by position; the learner gets a copy, or
+    what a MadeAnew makes. expected: the oracle's answer. rule: what an answer that fails here has got wrong, as a
+    sentence to remember.
     """
 
     label: str
     arguments: tuple[Any, ...]
     expected: Any
     rule: str
+
+    def fresh_arguments(self) -> tuple[Any, ...]:
+        """The arguments for one call, none of them shared with another call."""
+        return tuple(one.make() if isinstance(one, MadeAnew) else copy.deepcopy(one) for one in self.arguments)
+
+    def is_unchanged(self, given: tuple[Any, ...]) -> bool:
+        """True when a call left its arguments as they were; one made anew is the call's own and may change."""
+        pairs = zip(self.arguments, given, strict=True)
+        return all(isinstance(before, MadeAnew) or same(before, after) for before, after in pairs)
 
 
 @dataclass(frozen=True, repr=False)
@@ -91,7 +108,11 @@ class Check:
         return list(self._cases(torch.Generator().manual_seed(zlib.crc32(self.name.encode()))))
 
     def __call__(self, function: Callable[..., Any]) -> CheckResult:
-        """Run every case until one fails; print and return the result. Never raises what `function` raises."""
+        """Run every case until one fails; print and return the result.
+
+        What `function` raises is reported and not raised again, except what stops a program: KeyboardInterrupt,
+        SystemExit and the like.
+        """
         status, text = self._judge(function)
         if status in ("wrong", "error"):
             text += "\n" + self._next_hint()
@@ -134,16 +155,16 @@ class Check:
 
     def _run(self, function: Callable[..., Any], case: Case) -> str | None:
         """Return "" when right, what is wrong, or None for an answer of None or `...`."""
-        given = copy.deepcopy(case.arguments)
+        given = case.fresh_arguments()
         got = function(*given)
         if got is None or got is Ellipsis:
             return None
         wrong = difference(case.expected, got, rtol=self._rtol, atol=self._atol)
         if wrong:
             return wrong
-        if not same(case.arguments, given):
+        if not case.is_unchanged(given):
             return "the answer is right, but the function changed its inputs: the caller still needs them"
-        again = difference(case.expected, function(*copy.deepcopy(case.arguments)), rtol=self._rtol, atol=self._atol)
+        again = difference(case.expected, function(*case.fresh_arguments()), rtol=self._rtol, atol=self._atol)
         return f"a second call with the same inputs gave another answer: {again}" if again else ""
 
     def _unsolved(self, why: str = "") -> str:
@@ -157,7 +178,7 @@ class CheckBook:
         names = [one.name for one in checks]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise InvalidArgumentError(f"checks holds the name {twice[0]!r} twice: a check's name is unique.")
+            raise InvalidArgumentError(f"checks holds the name {twice[0]!r} twice: rename one check.")
         self._checks = {one.name: one for one in checks}
 
     def __getattr__(self, name: str) -> Check:

@@ -1,11 +1,11 @@
 """Build the lessons: run each notebook in a fresh kernel and commit it in canonical form.
 
     python -m vllm_teach.teaching.notebooks build [--check [--execute]] [NOTEBOOK ...]
+    python -m vllm_teach.teaching.notebooks compare [NOTEBOOK ...]
 
 `build` runs and rewrites; `--check` reads only, and fails where a committed file is not what `build` would write or a
-cell breaks a rule; `--check --execute` also runs each notebook again and compares the texts. CI compares with nbval:
-
-    pytest --nbval --nbval-current-env --nbval-cell-timeout=120 --nbval-sanitize-with tests/sanitize.cfg notebooks
+cell breaks a rule; `--check --execute` also runs each notebook again and compares the texts. `compare` runs nbval, as
+`make test` does, in the environment in which `build` ran the lessons.
 
 What a lesson's author keeps to (canonical.py and notebook_rules.py hold the rules as code):
 
@@ -17,8 +17,9 @@ What a lesson's author keeps to (canonical.py and notebook_rules.py hold the rul
   prints a line. No other cell imports. No magics.
 - Every code cell has output that nbval compares: printed text or the value of the last expression. nbval does not look
   at pictures, so a cell with a figure also prints a number from the figure's data (`<Figure size …>` does not count).
-- A cell that shows times or this machine's rates carries the tag `nbval-ignore-output`; at most a third of the cells.
-  No other way of switching a comparison off is allowed. A cell that shows an error on purpose: `raises-exception`.
+- A cell that shows times, this machine's rates or its rounding errors carries the tag `nbval-ignore-output` and uses
+  what measures them (`notebook_rules.measures` knows the names); at most a third of the cells. No other way of
+  switching a comparison off is allowed. A cell that shows an error on purpose: `raises-exception`.
 - At most 15 lines of code a cell (blank lines, comments, docstrings and imports not counted). Nothing on stderr, no
   absolute path, at most 90 s for the whole notebook on two cores.
 - An exercise is a markdown cell with the statement, a cell tagged `exercise:<name>` with the stub (signature,
@@ -35,6 +36,7 @@ What a lesson's author keeps to (canonical.py and notebook_rules.py hold the rul
 import argparse
 import difflib
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -49,6 +51,7 @@ from vllm_teach.teaching import canonical, notebook_rules
 CELL_TIMEOUT_S = 120
 NOTEBOOK_LIMIT_S = 90.0
 
+# What decides a lesson's text besides its code: lessons are built and compared in it.
 KERNEL_ENVIRONMENT = {
     "OMP_NUM_THREADS": "2",
     "MKL_NUM_THREADS": "2",
@@ -112,9 +115,11 @@ def execute(notebook: Any, folder: Path, *, timeout_s: int = CELL_TIMEOUT_S) -> 
     try:
         client.execute(env={**os.environ, **KERNEL_ENVIRONMENT})
     except (nbclient.exceptions.CellExecutionError, nbclient.exceptions.CellTimeoutError) as error:
-        raise NotebookError(f"A cell failed: {error}") from error
+        raise NotebookError(f"{error}\nA cell failed: mend it and build again.") from error
     except nbclient.exceptions.DeadKernelError as error:
-        raise NotebookError("The kernel died: a crash in native code, or too little memory.") from error
+        raise NotebookError(
+            "The kernel died: look for a crash in native code, or give it more memory, and build again."
+        ) from error
     return fresh
 
 
@@ -159,7 +164,7 @@ def build(path: Path, *, timeout_s: int = CELL_TIMEOUT_S, limit_s: float = NOTEB
 
 def obstacles(notebook: Any, seconds: float, limit_s: float = NOTEBOOK_LIMIT_S) -> list[str]:
     """What keeps a freshly run notebook from being written: time, stderr, absolute paths."""
-    problems = [p for p in notebook_rules.untidy(notebook) if "stderr" in p or "absolute path" in p]
+    problems = [str(p) for p in notebook_rules.untidy(notebook) if isinstance(p, notebook_rules.Obstacle)]
     if seconds > limit_s:
         problems.append(f"the notebook took {seconds:.0f} s, and {limit_s:.0f} s are allowed.")
     return problems
@@ -203,6 +208,25 @@ def differences(committed: Any, fresh: Any) -> list[str]:
     return problems
 
 
+def nbval_command(*targets: Path | str) -> list[str]:
+    """The command that runs `targets` and compares their texts; run it with KERNEL_ENVIRONMENT.
+
+    Raises NotebookError outside a checkout, which alone has the file of patterns that nbval ignores.
+    """
+    root = resources.checkout_root()
+    if root is None:
+        raise NotebookError("tests/sanitize.cfg is not here: compare notebooks in a checkout of the repository.")
+    options = ["--nbval", "--nbval-current-env", f"--nbval-cell-timeout={CELL_TIMEOUT_S}"]
+    sanitize = ["--nbval-sanitize-with", str(root / "tests" / "sanitize.cfg")]
+    return [sys.executable, "-m", "pytest", *options, *sanitize, *map(str, targets)]
+
+
+def compare(targets: Sequence[Path]) -> int:
+    """Run nbval on notebooks, by default all; return its exit status. Raises NotebookError outside a checkout."""
+    command = nbval_command(*(targets or [resources.folder("notebooks")]))
+    return subprocess.run(command, env={**os.environ, **KERNEL_ENVIRONMENT}, check=False).returncode
+
+
 def write_atomically(path: Path, text: str) -> None:
     """Write beside the file and rename, so that an interrupted build leaves the old notebook whole."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.part")
@@ -237,7 +261,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command.add_argument("--check", action="store_true", help="write nothing; fail where a file would change")
     command.add_argument("--execute", action="store_true", help="with --check: run the notebooks and compare texts")
     command.add_argument("notebooks", nargs="*", type=Path, metavar="NOTEBOOK", help="default: all lessons")
+    command = commands.add_parser("compare", help="run notebooks with nbval and compare their texts")
+    command.add_argument("notebooks", nargs="*", type=Path, metavar="NOTEBOOK", help="default: all lessons")
     options = parser.parse_args(arguments)
+    if options.command == "compare":
+        try:
+            return compare(options.notebooks)
+        except NotebookError as error:
+            parser.error(str(error))
     if options.execute and not options.check:
         parser.error("--execute goes with --check; without it, build always executes.")
     failed = False

@@ -105,7 +105,7 @@ def _leave_out_the_version(shell: Any) -> None:
 def colour(concept: str) -> str:
     """Return the colour "#RRGGBB" that `concept` has in every lesson; InvalidArgumentError for an unknown one."""
     if concept not in COLOURS:
-        raise InvalidArgumentError(f"concept={concept!r} has no colour: use one of {', '.join(sorted(COLOURS))}")
+        raise InvalidArgumentError(f"concept={concept!r} has no colour: use one of {', '.join(sorted(COLOURS))}.")
     return COLOURS[concept]
 
 
@@ -197,7 +197,7 @@ def label_axis(
     puts the ticks where the data is. Changes `ax`. Raises InvalidArgumentError for an unknown kind.
     """
     if kind is not None and kind not in _FORMATS:
-        raise InvalidArgumentError(f"kind={kind!r} has no tick format: use one of {', '.join(_FORMATS)}")
+        raise InvalidArgumentError(f"kind={kind!r} has no tick format: use one of {', '.join(_FORMATS)}.")
     axis = ax.xaxis if which == "x" else ax.yaxis
     if log is not None:
         (ax.set_xscale if which == "x" else ax.set_yscale)("log", base=log)

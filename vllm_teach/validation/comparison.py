@@ -1,8 +1,10 @@
 """Set what was measured beside what was claimed, row by row. A claim is printed as published, never adjusted."""
 
+import math
 import textwrap
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any
 
 from vllm_teach.errors import InvalidArgumentError
@@ -32,7 +34,7 @@ class Measured:
     """One number (or a text, or several named numbers) that stands beside a claim.
 
     `unit` stands behind each number; `how` is one of HOW; `note` says what differs from the claim's setting. Raises
-    InvalidArgumentError for another `how`.
+    InvalidArgumentError for another `how` and for a value that is no finite number: what was not measured is left out.
     """
 
     value: float | str | Mapping[str, float]
@@ -42,11 +44,21 @@ class Measured:
 
     def __post_init__(self) -> None:
         if self.how not in HOW:
-            raise InvalidArgumentError(f"how={self.how!r} is no way to come by a number: use one of {', '.join(HOW)}")
+            raise InvalidArgumentError(f"how={self.how!r} is no way to come by a number: use one of {', '.join(HOW)}.")
+        if isinstance(self.value, str):
+            return
+        for number in self.value.values() if isinstance(self.value, Mapping) else [self.value]:
+            if isinstance(number, bool) or not isinstance(number, Real) or not math.isfinite(number):
+                raise InvalidArgumentError(
+                    f"value={self.value!r} is no finite number: use finite numbers or a text, or leave the row out."
+                )
 
     @property
     def text(self) -> str:
-        """The value as printed: three significant digits, the unit, and how, unless it was measured."""
+        """The value as printed: the unit behind it, and how it was found, unless measured.
+
+        A number below 100 has three significant digits, and a larger or whole one all digits before the point.
+        """
         if isinstance(self.value, Mapping):
             shown = ", ".join(f"{_words(name)} {self._with_unit(number)}" for name, number in self.value.items())
         else:
@@ -79,30 +91,46 @@ class Comparison:
         return "\n".join([*lines, *_caveat(self.table)])
 
 
-def compare(table_id: str, measured: Mapping[str, Measured], device: str | None = None) -> Comparison:
+def compare(table_id: str, measured: Mapping[str, Measured], device: str = "cpu") -> Comparison:
     """Print a reference table with the numbers of this lesson beside it, and return it as data.
 
-    `measured` maps row keys to numbers; rows without one are shown as not measured. `device` names what the numbers
-    were measured on, by default this machine's processor or GPU. Raises InvalidArgumentError for an unknown table or
-    row, naming those that exist. Clocks differ from run to run: a notebook calls this in a cell tagged
-    `nbval-ignore-output`, and prints `claims(table_id)` in a compared one.
+    `measured` maps row keys to numbers; rows without one are shown as not measured. A number without a unit gets that
+    of its row. `device` says what the numbers were measured on: "cpu" and "cuda" are printed as this machine's
+    processor or GPU, any other text as it is. Raises InvalidArgumentError for an unknown table or row (naming those
+    that exist), a bare number, a unit that is not the row's, and "cuda" where there is none. Clocks differ from run to
+    run: a notebook calls this in a cell tagged `nbval-ignore-output`, and prints `claims(table_id)` in a compared one.
     """
     table = get_table(table_id)
-    for key in measured:
-        table.row(key)
-    if device is None:
+    fitted = {key: _fitted(table.row(key), found) for key, found in measured.items()}
+    if device in ("cpu", "cuda"):
         from vllm_teach.performance.machine import device_label
 
-        device = device_label()
-    comparison = Comparison(table, tuple((row, measured.get(row.key)) for row in table.rows), device)
+        device = device_label(device)
+    comparison = Comparison(table, tuple((row, fitted.get(row.key)) for row in table.rows), device)
     print(comparison)
     return comparison
 
 
-def claims(table_id: str) -> str:
+def _fitted(row: Row, found: Measured) -> Measured:
+    """The number with its row's unit. Rows of other kinds than "metric" have no unit, or several, and take any."""
+    if not isinstance(found, Measured):
+        raise InvalidArgumentError(f"measured[{row.key!r}]={found!r} is no Measured: write Measured({found!r}).")
+    if row.kind != "metric" or isinstance(found.value, str):
+        return found
+    unit = _unit(row.name)[1].strip()
+    if found.unit not in ("", unit):
+        wanted = repr(unit) if unit else "none"
+        raise InvalidArgumentError(
+            f"unit={found.unit!r} is not that of the row {row.key!r}: convert, and use {wanted}."
+        )
+    return found if found.unit == unit else replace(found, unit=unit)
+
+
+def claims(table_id: str, *, caveat: bool = True) -> str:
     """Return a reference table as text, the claims alone: the same on every machine.
 
-    Raises InvalidArgumentError for an unknown table, naming those that exist.
+    `caveat=False` leaves the caveat out, for a lesson that prints it elsewhere. Raises InvalidArgumentError for an
+    unknown table, naming those that exist.
     """
     table = get_table(table_id)
     width = sum(_WIDTHS)
@@ -111,7 +139,7 @@ def claims(table_id: str) -> str:
         for row in table.rows
         for line in textwrap.wrap(claim(row), width, initial_indent="- ", subsequent_indent="  ")
     ]
-    return "\n".join([*_heading(table), "", *lines, *_caveat(table)])
+    return "\n".join([*_heading(table), "", *lines, *(_caveat(table) if caveat else [])])
 
 
 def claim(row: Row) -> str:
@@ -156,7 +184,9 @@ def _heading(table: Table) -> list[str]:
     place = f"article {table.article}, section {table.section}" if table.section else f"article {table.article}"
     lines = textwrap.wrap(f"{table.id} ({place})", sum(_WIDTHS))
     workload = ", ".join(f"{_words(key)} {value}" for key, value in table.workload.items())
-    return [*lines, *_field("claimed on", table.hardware or "not given"), *_field("workload", workload)]
+    tiles = ", ".join(f"{gpu.upper()} {' x '.join(map(str, sizes))}" for gpu, sizes in table.tiles.items())
+    where = _field("claimed on", table.hardware or "not given")
+    return [*lines, *where, *_field("workload", workload), *_field("tiles", tiles)]
 
 
 def _caveat(table: Table) -> list[str]:

@@ -76,14 +76,14 @@ class Table:
         for row in self.rows:
             if row.key == key:
                 return row
-        raise InvalidArgumentError(f"row {key!r} is not in table {self.id!r}: use one of {', '.join(self.keys)}")
+        raise InvalidArgumentError(f"row {key!r} is not in table {self.id!r}: use one of {', '.join(self.keys)}.")
 
 
 def get_table(table_id: str) -> Table:
     """Return one table; raises InvalidArgumentError that lists the ids."""
     tables = load_tables()
     if table_id not in tables:
-        raise InvalidArgumentError(f"table_id={table_id!r} is no reference table: use one of {', '.join(tables)}")
+        raise InvalidArgumentError(f"table_id={table_id!r} is no reference table: use one of {', '.join(tables)}.")
     return tables[table_id]
 
 
@@ -95,7 +95,7 @@ def load_tables(path: Path | None = None) -> Mapping[str, Table]:
     """
     content = yaml.safe_load((path or data.path(FILE)).read_text(encoding="utf-8"))
     if not isinstance(content, dict) or set(content) != {"tables"} or not isinstance(content["tables"], list):
-        raise InvalidArgumentError(f"path={str(path)!r} is no file of reference tables: it needs one list, 'tables'")
+        raise InvalidArgumentError(f"path={str(path)!r} is no file of reference tables: it needs one list, 'tables'.")
     tables = [_table(entry) for entry in content["tables"]]
     _refuse_repeats("the reference tables", [table.id for table in tables])
     return MappingProxyType({table.id: table for table in tables})
@@ -106,7 +106,7 @@ def _table(entry: dict[str, Any]) -> Table:
     _refuse_unknown(where, entry, _TABLE_KEYS)
     for key in ("id", "article", "rows"):
         if key not in entry:
-            raise InvalidArgumentError(f"{where} has no {key!r}: add it")
+            raise InvalidArgumentError(f"{where} has no {key!r}: add it.")
     rows = [_row(entry["id"], row) for row in entry["rows"]]
     rows += [_row(entry["id"], _as_scenario(scenario)) for scenario in entry.get("scenarios", [])]
     _refuse_repeats(where, [row.key for row in rows])
@@ -131,7 +131,7 @@ def _row(table_id: str, entry: dict[str, Any]) -> Row:
     where = f"a row of table {table_id!r}"
     kinds = [kind for kind in ROW_KEYS if kind in entry]
     if len(kinds) != 1:
-        raise InvalidArgumentError(f"{where} has the kinds {kinds}: give it exactly one of {', '.join(ROW_KEYS)}")
+        raise InvalidArgumentError(f"{where} has the kinds {kinds}: give it exactly one of {', '.join(ROW_KEYS)}.")
     kind = kinds[0]
     values = {key: value for key, value in entry.items() if key != kind}
     _refuse_unknown(f"{where} of kind {kind!r}", values, set(ROW_KEYS[kind]))
@@ -160,16 +160,18 @@ def _check_type(where: str, key: str, value: object, wanted: str) -> None:
         return
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not {_NUMBER: number, _TEXT: isinstance(value, str), _RANGE: False}[wanted]:
-        raise InvalidArgumentError(f"{where} has {key}={value!r}: it needs {wanted}")
+        raise InvalidArgumentError(f"{where} has {key}={value!r}: it needs {wanted}.")
 
 
 def _refuse_unknown(where: str, entry: dict[str, Any], known: set[str]) -> None:
     unknown = sorted(set(entry) - known)
     if unknown:
-        raise InvalidArgumentError(f"{where} has the unknown key {unknown[0]!r}: use one of {', '.join(sorted(known))}")
+        raise InvalidArgumentError(
+            f"{where} has the unknown key {unknown[0]!r}: use one of {', '.join(sorted(known))}."
+        )
 
 
 def _refuse_repeats(where: str, names: list[str]) -> None:
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
-        raise InvalidArgumentError(f"{where} has {repeated[0]!r} twice: make the names differ")
+        raise InvalidArgumentError(f"{where} has {repeated[0]!r} twice: make the names differ.")

@@ -26,12 +26,12 @@ def test_a_sum_of_ones_stops_where_its_dtype_rounds_them_away():
     assert drawn["kept in float16"] == data.l["float16"]
 
 
-def test_the_error_follows_the_states_dtype():
+def test_the_error_follows_the_dtype():
     data = statistics_error([64, 256], queries=4, head_dim=16, tile=32)
     assert data.error["float32"][-1] < data.rounding[-1] < data.error["float16"][-1] < data.error["bfloat16"][-1]
     assert data.error["float32"][-1] < 1e-5
     _, axes = plt.subplots()
     draw_statistics_error(axes, data)
     drawn = {line.get_label(): tuple(line.get_ydata()) for line in axes.lines}
-    assert drawn["state in float16"] == data.error["float16"]
+    assert drawn["computed in float16"] == data.error["float16"]
     assert drawn["only the output in float16"] == data.rounding

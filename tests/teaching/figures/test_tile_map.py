@@ -6,7 +6,7 @@ from matplotlib import pyplot as plt
 from matplotlib.collections import PatchCollection
 
 from vllm_teach.teaching import style
-from vllm_teach.teaching.figures.tile_map import draw_tile_map, tile_map
+from vllm_teach.teaching.figures.tile_map import bar_ends, draw_tile_map, tile_map
 
 
 @pytest.fixture(autouse=True)
@@ -58,3 +58,22 @@ def test_the_drawing_is_to_scale():
     assert matrix.get_aspect() == 1.0
     assert [bar.get_width() for c in needed.containers for bar in c] == [data.working_set]
     assert [bar.get_width() for c in moved.containers for bar in c] == [data.naive_bytes, data.bytes_moved]
+
+
+def test_settings_of_a_slider_share_the_scale_of_their_bars():
+    maps = [tile_map(1024, 1024, side, side) for side in (32, 128, 256)]
+    ends = bar_ends(maps)
+    assert ends.working_set == max(one.working_set for one in maps)
+    assert ends.bytes_moved == max(one.bytes_moved for one in maps)
+    for data in maps:
+        _, needed, moved = draw_tile_map(data, ends).axes
+        assert needed.get_xlim() == pytest.approx((0, 1.06 * ends.working_set))
+        assert moved.get_xlim() == pytest.approx((0, 1.06 * ends.bytes_moved))
+        assert len(needed.get_xticks()) >= 3
+        assert len(moved.get_xticks()) >= 3
+
+
+def test_one_picture_alone_still_shows_the_limit_and_naive():
+    ends = bar_ends([tile_map(1024, 1024, 32, 32)])
+    assert ends.working_set == 102_400
+    assert ends.bytes_moved == tile_map(1024, 1024, 32, 32).naive_bytes

@@ -1,12 +1,12 @@
 """Checks of lesson 01: the softmax of the scores, the causal mask, bytes against FLOPs, and a measurement to design."""
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 
-from vllm_teach.teaching.exercises import Case, Check
+from vllm_teach.teaching.exercises import Case, Check, MadeAnew
 
 LESSON = "01_naive_attention"
 
@@ -63,25 +63,27 @@ class MeasurementLimitError(Exception):
     """More measurements, or a larger n, than the exercise allows."""
 
 
-@dataclass
-class Meter:
-    """A process whose cost at size n can be measured six times: a fixed overhead plus factor · n^power."""
+MOST_MEASUREMENTS = 6
+LARGEST_SIZE = 65_536
 
-    overhead: float
-    factor: float
-    power: float
-    most_calls: int = 6
-    largest: int = 65_536
-    calls: int = field(default=0, compare=False)
 
-    def __call__(self, n: int) -> float:
-        """The cost at size n. Mutates the number of calls. Raises MeasurementLimitError beyond the limits."""
-        self.calls += 1
-        if self.calls > self.most_calls:
-            raise MeasurementLimitError(f"{self.most_calls} measurements are allowed")
-        if not 1 <= n <= self.largest:
-            raise MeasurementLimitError(f"n must be between 1 and {self.largest}, but it is {n}")
-        return float(self.overhead + self.factor * n**self.power)
+def meter(overhead: float, factor: float, power: float) -> Callable[[int], float]:
+    """Return cost(n) = overhead + factor · n^power, which can be called six times. A closure: it has nothing to read.
+
+    `cost` raises MeasurementLimitError beyond six calls and for n outside 1 to 65,536.
+    """
+    calls = 0
+
+    def cost(n: int) -> float:
+        nonlocal calls
+        calls += 1
+        if calls > MOST_MEASUREMENTS:
+            raise MeasurementLimitError(f"{MOST_MEASUREMENTS} measurements are allowed: choose fewer sizes.")
+        if not 1 <= n <= LARGEST_SIZE:
+            raise MeasurementLimitError(f"n={n} cannot be measured: use a size between 1 and {LARGEST_SIZE}.")
+        return float(overhead + factor * n**power)
+
+    return cost
 
 
 def _growth_order_cases(generator: torch.Generator) -> Iterator[Case]:
@@ -97,9 +99,10 @@ def _growth_order_cases(generator: torch.Generator) -> Iterator[Case]:
         (2e5, 0.01, 2.0),
     ):
         label = f"overhead {overhead:g}, factor {factor:g}"
-        yield Case(label, (Meter(overhead, factor, power),), power, rule)
+        yield Case(label, (MadeAnew(partial(meter, overhead, factor, power)),), power, rule)
     for power in (1.5, 3.0, 1 + float(torch.rand((), generator=generator))):
-        yield Case(f"overhead 100, factor 0.5, power {power:.3g}", (Meter(100.0, 0.5, power),), power, rule)
+        argument = MadeAnew(partial(meter, 100.0, 0.5, power))
+        yield Case(f"overhead 100, factor 0.5, power {power:.3g}", (argument,), power, rule)
 
 
 CHECKS = [
@@ -131,7 +134,8 @@ CHECKS = [
         name="arithmetic_intensity",
         lesson=LESSON,
         task="Return naive attention's FLOPs per byte for n queries and keys of one head, S and P kept in slow memory.",
-        lesson_learnt="As n grows it tends to head_dim / bytes per number: more tokens never make it compute-bound.",
+        lesson_learnt="As n grows it tends to head_dim / bytes per number: "
+        "more tokens never carry it over a GPU's ridge.",
         cases=_intensity_cases,
         hints=(
             "[n, d] times [d, n] costs 2·n·n·d FLOPs: a multiplication and an addition each; twice.",
@@ -142,7 +146,8 @@ CHECKS = [
     Check(
         name="growth_order",
         lesson=LESSON,
-        task="Design a measurement: call cost(n) up to 6 times, n up to 65,536, and return the power of n it grows by.",
+        task="Design a measurement: call cost(n) up to 6 times, n up to 65,536, and return the power of n it grows by, "
+        "to within 0.05.",
         lesson_learnt="Small sizes measure the overhead; only large ones measure the growth.",
         cases=_growth_order_cases,
         hints=(

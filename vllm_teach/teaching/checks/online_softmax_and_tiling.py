@@ -1,12 +1,12 @@
 """Checks of lesson 02: a step of the online softmax, a merge of two partial results, tiles visited, a sum to probe."""
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 
-from vllm_teach.teaching.exercises import Case, Check
+from vllm_teach.teaching.exercises import Case, Check, MadeAnew
 
 LESSON = "02_online_softmax_and_tiling"
 State = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -67,6 +67,18 @@ def _update_cases(generator: torch.Generator) -> Iterator[Case]:
     masked = scores.clone()
     masked[1] = -math.inf
     yield Case("row 1 sees no key", (*empty, masked, values), _state_of(masked, values), rule)
+    rule = "Each row has a past and a tile of its own: what the mask hides from one row changes nothing in another."
+    scores, values = _draw(generator, 4, 8, 4, 1.0)
+    scores[0] = -math.inf  # row 0 sees nothing at all, row 1 nothing yet, row 2 nothing more, row 3 everything
+    scores[1, :4] = -math.inf
+    scores[2, 4:] = -math.inf
+    parts = (*_state_of(scores[:, :4], values[:4]), scores[:, 4:], values[4:])
+    yield Case("rows that see no key before, in or after the tile", parts, _state_of(scores, values), rule)
+    rule = "A tile whose keys are all hidden adds exp(-inf) = 0 to l and acc, and leaves the maximum: the past stays."
+    hidden = scores[3:].clone()
+    hidden[:, 4:] = -math.inf
+    parts = (*_state_of(hidden[:, :4], values[:4]), hidden[:, 4:], values[4:])
+    yield Case("keys seen, then a tile all hidden", parts, _state_of(hidden, values), rule)
 
 
 def _merge_cases(generator: torch.Generator) -> Iterator[Case]:
@@ -85,6 +97,13 @@ def _merge_cases(generator: torch.Generator) -> Iterator[Case]:
     yield Case("an empty part on the left", (nothing, full), full, rule)
     yield Case("an empty part on the right", (full, nothing), full, rule)
     yield Case("two empty parts", (nothing, nothing), nothing, rule)
+    rule = "Each row decides for itself: one row may be empty in both parts while another has keys in each."
+    scores, values = _draw(generator, 4, 6, 3, 1.0)
+    scores[0] = -math.inf
+    scores[1, :3] = -math.inf
+    scores[3, 3:] = -math.inf
+    parts = _state_of(scores[:, :3], values[:3]), _state_of(scores[:, 3:], values[3:])
+    yield Case("rows empty in both parts, the left, none, the right", parts, _state_of(scores, values), rule)
 
 
 def _tiles_visited_cases(generator: torch.Generator) -> Iterator[Case]:
@@ -122,21 +141,27 @@ class AddLimitError(Exception):
     """More additions than the exercise allows."""
 
 
-@dataclass
-class Adder:
-    """A running sum in a dtype that the learner is not told: `add(total)` is total + step, rounded as it rounds."""
+MOST_ADDITIONS = 60
 
-    dtype: torch.dtype
-    step: float
-    most_calls: int = 60
-    calls: int = field(default=0, compare=False)
 
-    def __call__(self, total: float) -> float:
-        """Return total + step in the hidden dtype. Mutates the number of calls. Raises AddLimitError beyond 60."""
-        self.calls += 1
-        if self.calls > self.most_calls:
-            raise AddLimitError(f"{self.most_calls} additions are allowed")
-        return float(torch.tensor(total, dtype=self.dtype) + self.step)
+def adder(dtype: torch.dtype, step: float) -> Callable[[float], float]:
+    """Return add(total) = total + step, rounded as `dtype` rounds. A closure: it has nothing to read.
+
+    A total beyond the dtype's range comes back as it is: from the answer on no power of two changes, as a search by
+    halving expects. `add` raises AddLimitError beyond 60 calls.
+    """
+    calls = 0
+
+    def add(total: float) -> float:
+        nonlocal calls
+        calls += 1
+        if calls > MOST_ADDITIONS:
+            raise AddLimitError(f"{MOST_ADDITIONS} additions are allowed: try totals that lie further apart.")
+        if abs(total) > torch.finfo(dtype).max:
+            return total
+        return float(torch.tensor(total, dtype=dtype) + step)
+
+    return add
 
 
 def _sum_that_stops_cases(generator: torch.Generator) -> Iterator[Case]:
@@ -145,7 +170,12 @@ def _sum_that_stops_cases(generator: torch.Generator) -> Iterator[Case]:
     settings = [(dtype, 1.0) for dtype in bits] + [(torch.float16, 16.0), (torch.bfloat16, 0.25)]
     settings.append((torch.float32, 2.0 ** int(torch.randint(1, 8, (), generator=generator))))
     for number, (dtype, step) in enumerate(settings, start=1):
-        yield Case(f"hidden dtype {number}, step {step:g}", (Adder(dtype, step),), step * 2.0 ** bits[dtype], rule)
+        yield Case(
+            f"hidden dtype {number}, step {step:g}",
+            (MadeAnew(partial(adder, dtype, step)),),
+            step * 2.0 ** bits[dtype],
+            rule,
+        )
 
 
 CHECKS = [
@@ -165,7 +195,8 @@ CHECKS = [
     Check(
         name="online_softmax_update",
         lesson=LESSON,
-        task="Return the new (m, l, acc) after one more tile of scores [q_len, tile] and values [tile, head_dim].",
+        task="Return the new (m, l, acc), in the inputs' dtype, after one more tile of scores [q_len, tile] and values "
+        "[tile, head_dim]. A row that has seen no key has m = -inf, l = 0, acc = 0.",
         lesson_learnt="Softmax in one pass: no row of scores was ever held whole.",
         cases=_update_cases,
         hints=(
@@ -178,7 +209,8 @@ CHECKS = [
     Check(
         name="merge_states",
         lesson=LESSON,
-        task="Return the (m, l, acc) of all keys, given those of two disjoint parts, each a tuple (m, l, acc).",
+        task="Return the (m, l, acc) of all keys, in the inputs' dtype, given those of two disjoint parts, "
+        "each a tuple (m, l, acc). An empty part is m = -inf, l = 0, acc = 0.",
         lesson_learnt="The order does not matter, so parts of one row can be computed at the same time (split-KV).",
         cases=_merge_cases,
         hints=(
@@ -190,7 +222,8 @@ CHECKS = [
     Check(
         name="sum_that_stops",
         lesson=LESSON,
-        task="Return the smallest running sum that add(total) no longer changes, with at most 60 additions.",
+        task="Return the smallest running sum that add(total) no longer changes, with at most 60 additions. "
+        "A total too large for the hidden dtype comes back unchanged.",
         lesson_learnt="Of keys with equal scores, l in bfloat16 counts 256, in float16 2,048, in float32 16,777,216.",
         cases=_sum_that_stops_cases,
         hints=(

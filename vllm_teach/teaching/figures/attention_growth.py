@@ -1,12 +1,12 @@
 """How a cost grows with the sequence length, one line per implementation, with the slope of each."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 
 from vllm_teach.errors import InvalidArgumentError
+from vllm_teach.performance import log_log_slope
 from vllm_teach.teaching import style
 
 _MARKERS = {"naive": "o", "tiled": "s", "sdpa": "^"}
@@ -21,8 +21,7 @@ class Growth:
 
     def slope(self, name: str) -> float:
         """The slope between the last two lengths, log against log: 1 is linear, 2 quadratic."""
-        first, last = self.costs[name][-2:]
-        return math.log(last / first) / math.log(self.lengths[-1] / self.lengths[-2])
+        return log_log_slope(self.lengths[-2:], self.costs[name][-2:])
 
     def per_token(self, name: str) -> float:
         """What each further token costs between the last two lengths."""
@@ -40,7 +39,9 @@ def growth(lengths: Sequence[int], costs: Mapping[str, Sequence[float]]) -> Grow
         raise InvalidArgumentError(f"lengths has {len(lengths)} entries; a slope needs at least two.")
     for name, values in costs.items():
         if len(values) != len(lengths):
-            raise InvalidArgumentError(f"costs[{name!r}] has {len(values)} entries and lengths {len(lengths)}.")
+            raise InvalidArgumentError(
+                f"costs[{name!r}] has {len(values)} entries and lengths {len(lengths)}: give one cost per length."
+            )
     return Growth(tuple(lengths), {name: tuple(values) for name, values in costs.items()})
 
 

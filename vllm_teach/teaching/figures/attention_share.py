@@ -9,11 +9,13 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patheffects import Normal, Stroke
 
 from vllm_teach.errors import InvalidArgumentError
 from vllm_teach.performance.shares import LayerShape, Share, flop_crossing, flop_share
 from vllm_teach.teaching import style
 
+_CLAIM_WIDTH = 1.14  # a claim's tick reaches from n divided by this to n times this
 _WIDTH_SHADES = ("#4A1242", "#AA4499", "#DDA6D4")  # dark to light: narrow to wide, in the hue of attention
 
 
@@ -58,12 +60,12 @@ def draw_measured_shares(
     time, memory = {s.n: s.time_share for s in shares}, {s.n: s.memory_share for s in shares}
     sizes = sorted(time)
     figure, ax = plt.subplots(figsize=(7.6, 4.3))
-    ax.plot(sizes, [memory[n] for n in sizes], "s-", color=style.colour("measured"), label="peak memory, measured")
+    ax.plot(sizes, [memory[n] for n in sizes], "s-", color=style.colour("written"), label="peak memory, measured")
     ax.plot(sizes, [time[n] for n in sizes], "o-", color=style.colour("attention"), label="time, measured")
     flops = [flop_share(n, shape) for n in sizes]
     ax.plot(sizes, flops, "--", color=style.colour("baseline"), label="FLOPs, exact (baseline)")
-    _claim(ax, *memory_claim, "measured", label=f"claim: memory, above {memory_claim[1]:.0%}")
-    _claim(ax, *time_claim, "attention", label=f"claim: time, {time_claim[1]:.0%}")
+    _claim(ax, *memory_claim, "written", f"claimed: memory, above {memory_claim[1]:.0%}")
+    _claim(ax, *time_claim, "attention", f"claimed: time, {time_claim[1]:.0%}")
     for name, share in (others or {}).items():
         ax.plot(share.n, share.time_share, "o", mfc=style.PAPER, mec=style.colour("attention"), mew=2, markersize=8)
         ax.annotate(name, (share.n, share.time_share), (9, -4), textcoords="offset points", va="top", size=10)
@@ -94,7 +96,9 @@ def draw_flop_shares(
         ax.plot(crossings[name], claim[1], "o", color=shade, zorder=3)
     ax.annotate(f"{claim[1]:.0%}", (128, claim[1]), (2, 4), textcoords="offset points", size=10)
     _claim(ax, *claim, "attention")
-    ax.annotate(f"claimed at {claim[0]:,} tokens", claim, (0, 9), textcoords="offset points", ha="center", size=10)
+    ax.annotate(
+        f"claimed of the time\nat {claim[0]:,} tokens", claim, (0, 7), textcoords="offset points", ha="center", size=10
+    )
     ax.set_title("The wider the model, the later attention dominates")
     _axes(ax, [2**p for p in range(7, 18, 2)], "attention's share of a layer's FLOPs")
     ax.legend(loc="upper left", bbox_to_anchor=(0.0, 0.66))
@@ -102,8 +106,12 @@ def draw_flop_shares(
 
 
 def _claim(ax: Axes, n: int, share: float, concept: str, label: str | None = None) -> None:
-    """Draw a published figure as a diamond in the colour of the curve it is about."""
-    ax.plot(n, share, "D", color=style.colour(concept), mec=style.INK, mew=1.5, markersize=8, label=label, zorder=5)
+    """Draw a published figure as a short horizontal tick around n, in the colour of the curve it is about."""
+    ends, outline = [n / _CLAIM_WIDTH, n * _CLAIM_WIDTH], [Stroke(linewidth=7, foreground=style.INK), Normal()]
+    colour = style.colour(concept)
+    ax.plot(
+        ends, [share] * 2, color=colour, linewidth=4, solid_capstyle="butt", label=label, zorder=5, path_effects=outline
+    )
 
 
 def _axes(ax: Axes, ticks: Sequence[int], label: str) -> None:

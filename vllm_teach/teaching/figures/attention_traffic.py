@@ -7,6 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from vllm_teach.attention.traffic import naive_traffic, tiled_traffic, working_set_bytes
+from vllm_teach.performance import log_log_slope
 from vllm_teach.teaching import style
 
 
@@ -22,7 +23,7 @@ class TrafficCurves:
     def slope(self, name: str) -> float:
         """How steep the curve is between its last two points, log against log: 1 is linear, 2 quadratic."""
         y: tuple[int, ...] = getattr(self, name)
-        return float(np.log(y[-1] / y[-2]) / np.log(self.lengths[-1] / self.lengths[-2]))
+        return log_log_slope(self.lengths[-2:], y[-2:])
 
 
 def draw_traffic_by_length(

@@ -108,7 +108,7 @@ def find(boxes: Iterable[Box], name: str, argument: str = "name") -> Box:
     """Return the box of that name; raises InvalidArgumentError that lists the names."""
     by_name = {box.name: box for box in boxes}
     if name not in by_name:
-        raise InvalidArgumentError(f"{argument}={name!r} is not on the map: use one of {', '.join(by_name)}")
+        raise InvalidArgumentError(f"{argument}={name!r} is not on the map: use one of {', '.join(by_name)}.")
     return by_name[name]
 
 

@@ -89,7 +89,7 @@ def lesson_map(available: Collection[str], here: str | None = None) -> LessonMap
     known = [lesson.number for lesson in LESSONS]
     for name in (*available, *([here] if here is not None else [])):
         if name[:2] not in known:
-            raise InvalidArgumentError(f"lesson {name!r} is not on the map: use a number from 00 to {known[-1]}")
+            raise InvalidArgumentError(f"lesson {name!r} is not on the map: use a number from 00 to {known[-1]}.")
     exist = tuple(sorted({name[:2] for name in available}))
     boxes = {lesson.number: _box(lesson, "room" if lesson.number in exist else "planned") for lesson in LESSONS}
     arrows = tuple(

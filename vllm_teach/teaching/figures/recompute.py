@@ -1,4 +1,4 @@
-"""Which token positions the model computes in each step, without a KV cache and with one: exact, drawn to scale."""
+"""Which tokens the model computes in each step, without a KV cache and with one: exact, drawn to scale."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -22,12 +22,12 @@ class Recompute:
     cached: tuple[tuple[State, ...], ...]
 
     @property
-    def positions_uncached(self) -> int:
-        """Token positions that go through the model without a cache, over all steps."""
+    def computed_uncached(self) -> int:
+        """Tokens computed without a cache, over all steps: each time a token passes through all layers counts once."""
         return sum(step.count("computed") for step in self.uncached)
 
     @property
-    def positions_cached(self) -> int:
+    def computed_cached(self) -> int:
         """The same with a cache."""
         return sum(step.count("computed") for step in self.cached)
 
@@ -48,18 +48,20 @@ def recompute(prompt_len: int, new_tokens: int) -> Recompute:
 
 
 def draw_recompute(prompt_len: int, new_tokens: int) -> tuple[Figure, Recompute]:
-    """Draw both as a grid, a row for each step and a column for each position; returns figure and data."""
+    """Draw both as a grid, a row for each step and a column for each place in the text; returns figure and data."""
     data = recompute(prompt_len, new_tokens)
     width = prompt_len + new_tokens - 1
     # Cells are square: a panel is about 3.9 inches wide, and what stands above and below takes 1.3.
     figure, (left, right) = plt.subplots(1, 2, figsize=(8.4, 3.66 * new_tokens / width + 1.3), sharey=True)
     _grid(left, data.uncached, width, prompt_len, style.colour("uncached"))
     _grid(right, data.cached, width, prompt_len, style.colour("cached"))
-    left.set_title(f"without a cache: {data.positions_uncached} computed", fontsize=11, weight="normal")
-    right.set_title(f"with a cache: {data.positions_cached} computed", fontsize=11, weight="normal")
+    left.set_title(f"without a cache: {data.computed_uncached} computed", fontsize=11, weight="normal")
+    right.set_title(f"with a cache: {data.computed_cached} computed", fontsize=11, weight="normal")
     left.set_yticks([step + 0.5 for step in range(new_tokens)], [str(step + 1) for step in range(new_tokens)])
     left.set_ylabel("step")
-    figure.suptitle("A cache computes each position of the text once", x=0.01, ha="left", fontsize=12, weight="bold")
+    figure.suptitle(
+        "With a cache, each token of the text is computed once", x=0.01, ha="left", fontsize=12, weight="bold"
+    )
     return figure, data
 
 

@@ -44,7 +44,7 @@ def draw_growing_sum(ax: Axes, most_keys: int = 4096) -> GrowingSum:
 
 @dataclass(frozen=True)
 class StatisticsError:
-    """Largest error of the output against the float64 oracle: dtype of (m, l, acc) -> one error per length.
+    """Largest error of the output against the float64 oracle: dtype computed in -> one error per length.
 
     `rounding` is the error of the exact output rounded to float16, once: nobody who stores float16 can do better.
     """
@@ -57,9 +57,10 @@ class StatisticsError:
 def statistics_error(
     lengths: Sequence[int], *, queries: int = 16, head_dim: int = 64, tile: int = 128
 ) -> StatisticsError:
-    """Run the online softmax with its state in each dtype; scores are rounded once, and equal for all.
+    """Run `update` in each dtype: scores, weights, values and state are in it, as in a kernel without a wider type.
 
-    Inputs are normal draws with a mean of 1 in v, so that the output does not vanish as n grows.
+    The products q kᵀ are taken in float64 and rounded once. Inputs are normal draws with a mean of 1 in v, so that the
+    output does not vanish as n grows.
     """
     errors: dict[str, list[float]] = {name: [] for name in DTYPES}
     rounding = []
@@ -82,7 +83,7 @@ def statistics_error(
 def draw_statistics_error(ax: Axes, data: StatisticsError) -> None:
     """Draw the errors against n, both axes logarithmic; changes `ax`."""
     for name, values in data.error.items():
-        ax.plot(data.lengths, values, f"{_MARKERS[name]}-", color=style.colour(name), label=f"state in {name}")
+        ax.plot(data.lengths, values, f"{_MARKERS[name]}-", color=style.colour(name), label=f"computed in {name}")
     ax.plot(data.lengths, data.rounding, "--", color=style.colour("ideal"), label="only the output in float16")
     style.label_axis(ax, "x", "keys n", kind="tokens", log=2, ticks=data.lengths[::2])
     style.label_axis(ax, "y", "largest error of the output", log=10)

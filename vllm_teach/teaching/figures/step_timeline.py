@@ -1,4 +1,4 @@
-"""What the engine did in each step, to scale in time: a row for each request, a block for each step it took part in."""
+"""What the engine did in each step, to scale in time: a row for each request, a bar for each step it took part in."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Block:
+class Bar:
     """A request's part in one step: from `start` for `seconds`, `tokens` of kind "prefill" or "decode"."""
 
     request: str
@@ -36,9 +36,9 @@ class Block:
 
 @dataclass(frozen=True)
 class Timeline:
-    """The blocks, the moments between steps, and tokens computed per second in steps with and without prefill."""
+    """The bars, the moments between steps, and tokens computed per second in steps with and without prefill."""
 
-    blocks: tuple[Block, ...]
+    bars: tuple[Bar, ...]
     edges: tuple[float, ...]
     prefill_rate: float
     decode_rate: float
@@ -47,7 +47,7 @@ class Timeline:
 def record_step(engine: LLMEngine, requests: Mapping[str, Request]) -> Step:
     """Return what the engine's last step did for `requests`, by the names they have there; other requests are left out.
 
-    Raises InvalidArgumentError before the first step.
+    The sequences of one request (`n` above 1) are added up. Raises InvalidArgumentError before the first step.
     """
     if engine.last_step is None:
         raise InvalidArgumentError("engine has made no step yet: call engine.step() first.")
@@ -56,7 +56,8 @@ def record_step(engine: LLMEngine, requests: Mapping[str, Request]) -> Step:
     decode: dict[str, int] = {}
     for item in engine.last_plan.items:
         if item.sequence.seq_id in name_of:
-            (prefill if item.is_prefill else decode)[name_of[item.sequence.seq_id]] = item.num_tokens
+            name, tokens = name_of[item.sequence.seq_id], prefill if item.is_prefill else decode
+            tokens[name] = tokens.get(name, 0) + item.num_tokens
     return Step(engine.last_step.seconds, prefill, decode)
 
 
@@ -65,7 +66,7 @@ def step_table(steps: Sequence[Step]) -> str:
     names = list(dict.fromkeys(name for step in steps for name in (*step.prefill, *step.decode)))
     lines = ["step" + "".join(f"{name:>6}" for name in names) + "   computed"]
     for number, step in enumerate(steps, start=1):
-        counts = {**step.prefill, **step.decode}
+        counts = {name: step.prefill.get(name, 0) + step.decode.get(name, 0) for name in (*step.prefill, *step.decode)}
         cells = "".join(f"{counts.get(name, '.'):>6}" for name in names)
         kinds = "prefill + decode" if step.prefill and step.decode else "prefill" if step.prefill else "decode"
         lines.append(f"{number:>4}{cells}   {sum(counts.values()):>3} ({kinds})")
@@ -74,10 +75,10 @@ def step_table(steps: Sequence[Step]) -> str:
 
 def timeline(steps: Sequence[Step]) -> Timeline:
     """Lay the steps behind one another. Raises InvalidArgumentError without a prefill step and a pure decode step."""
-    edges, blocks = [0.0], []
+    edges, bars = [0.0], []
     for step in steps:
         for phase, tokens in (("prefill", step.prefill), ("decode", step.decode)):
-            blocks += [Block(name, edges[-1], step.seconds, count, phase) for name, count in tokens.items()]
+            bars += [Bar(name, edges[-1], step.seconds, count, phase) for name, count in tokens.items()]
         edges.append(edges[-1] + step.seconds)
     with_prefill = [step for step in steps if step.prefill]
     pure_decode = [step for step in steps if step.decode and not step.prefill]
@@ -85,7 +86,7 @@ def timeline(steps: Sequence[Step]) -> Timeline:
         raise InvalidArgumentError(
             f"steps has {len(steps)} entries: give at least one prefill and one pure decode step."
         )
-    return Timeline(tuple(blocks), tuple(edges), _rate(with_prefill), _rate(pure_decode))
+    return Timeline(tuple(bars), tuple(edges), _rate(with_prefill), _rate(pure_decode))
 
 
 def _rate(steps: Sequence[Step]) -> float:
@@ -94,12 +95,12 @@ def _rate(steps: Sequence[Step]) -> float:
 
 
 def draw_timeline(steps: Sequence[Step]) -> tuple[Figure, Timeline]:
-    """Draw the steps on a time axis in milliseconds; the number in a block is how many tokens it computed."""
+    """Draw the steps on a time axis in milliseconds; the number in a bar is how many tokens it computed."""
     data = timeline(steps)
-    names = list(dict.fromkeys(block.request for block in data.blocks))
+    names = list(dict.fromkeys(bar.request for bar in data.bars))
     figure, ax = plt.subplots(figsize=(8.4, 0.55 * len(names) + 1.75))
-    for block in data.blocks:
-        _block(ax, block, names.index(block.request), data.edges[-1])
+    for bar in data.bars:
+        _draw_bar(ax, bar, names.index(bar.request), data.edges[-1])
     for edge in data.edges:
         ax.axvline(1e3 * edge, color="#E2E2E2", linewidth=0.8, zorder=0)
     ax.set(xlim=(0, 1e3 * data.edges[-1]), ylim=(len(names) - 0.4, -0.6), xlabel="time since the first step (ms)")
@@ -112,10 +113,10 @@ def draw_timeline(steps: Sequence[Step]) -> tuple[Figure, Timeline]:
     return figure, data
 
 
-def _block(ax: Axes, block: Block, row: int, total: float) -> None:
-    fill = style.colour(block.phase)
-    left, width = 1e3 * block.start, 1e3 * block.seconds
+def _draw_bar(ax: Axes, bar: Bar, row: int, total: float) -> None:
+    fill = style.colour(bar.phase)
+    left, width = 1e3 * bar.start, 1e3 * bar.seconds
     ax.add_patch(Rectangle((left, row - 0.36), width, 0.72, facecolor=fill, edgecolor=style.PAPER, linewidth=1.2))
-    # Roughly one digit per 1.2 % of the axis; a number that would not fit its block is left out.
-    if block.seconds / total > 0.013 * len(str(block.tokens)):
-        ax.text(left + width / 2, row, str(block.tokens), ha="center", va="center", size=10, color=style.ink_on(fill))
+    # Roughly one digit per 1.2 % of the axis; a number that would not fit its bar is left out.
+    if bar.seconds / total > 0.013 * len(str(bar.tokens)):
+        ax.text(left + width / 2, row, str(bar.tokens), ha="center", va="center", size=10, color=style.ink_on(fill))

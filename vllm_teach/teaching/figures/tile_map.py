@@ -1,5 +1,6 @@
 """The attention matrix cut into tiles, to scale: which are computed, which the mask cuts, which are never read."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import matplotlib.pyplot as plt
@@ -109,16 +110,38 @@ def tile_map(
     )
 
 
-def draw_tile_map(data: TileMap) -> Figure:
-    """Draw the map to scale beside two bars: working set against fast memory, bytes moved against naive's."""
+@dataclass(frozen=True)
+class BarEnds:
+    """Where the axes of the two bar panels end, in bytes: one pair for all pictures that are to be compared."""
+
+    working_set: int
+    bytes_moved: int
+
+
+def bar_ends(maps: Iterable[TileMap]) -> BarEnds:
+    """The largest working set (or fast memory) and the most bytes moved among `maps`, naive attention included."""
+    every = list(maps)
+    return BarEnds(
+        working_set=max(max(one.working_set, one.fast_memory) for one in every),
+        bytes_moved=max(max(one.bytes_moved, one.naive_bytes) for one in every),
+    )
+
+
+def draw_tile_map(data: TileMap, ends: BarEnds | None = None) -> Figure:
+    """Draw the map to scale beside two bars: working set against fast memory, bytes moved against naive's.
+
+    Give the same `ends` to all settings of a slider, or the bars of each have a scale of their own.
+    """
+    ends = ends or bar_ends([data])
     figure = plt.figure(figsize=(8.4, 4.6), layout="none")
     title = f"{len(data.skipped)} of {data.tiles} tiles are never read (causal, tiles of {data.tile_q} × {data.tile_k})"
     figure.text(0.012, 0.975, title, size=12, weight="bold", va="top", color=style.INK)
     _draw_matrix(figure.add_axes((0.10, 0.12, 0.425, 0.775)), data)
-    top, bottom = figure.add_axes((0.63, 0.50, 0.35, 0.10)), figure.add_axes((0.63, 0.13, 0.35, 0.18))
-    _draw_bars(top, [("", data.working_set, "tiled")], "Fast memory that one tile needs", data.fast_memory)
+    top, bottom = figure.add_axes((0.63, 0.52, 0.34, 0.10)), figure.add_axes((0.63, 0.135, 0.34, 0.18))
+    needed = [("", data.working_set, "tiled")]
+    _draw_bars(top, needed, "Fast memory that one tile needs", ends.working_set, data.fast_memory)
     bars = [("naive", data.naive_bytes, "naive"), ("tiled", data.bytes_moved, "tiled")]
-    _draw_bars(bottom, bars, "Bytes moved (one head, d = 64, fp16)", None)
+    _draw_bars(bottom, bars, "Bytes moved (one head, d = 64, fp16)", ends.bytes_moved, None)
     figure.legend(handles=_legend(data), loc="upper left", bbox_to_anchor=(0.60, 0.92))
     return figure
 
@@ -163,13 +186,12 @@ def _draw_matrix(ax: Axes, data: TileMap) -> None:
     ax.grid(False)
 
 
-def _draw_bars(ax: Axes, bars: list[tuple[str, int, str]], title: str, limit: int | None) -> None:
-    longest = max([size for _, size, _ in bars] + ([limit] if limit else []))
+def _draw_bars(ax: Axes, bars: list[tuple[str, int, str]], title: str, end: int, limit: int | None) -> None:
     for row, (_, size, concept) in enumerate(bars):
         ax.barh(row, size, color=style.colour(concept), height=0.62)
-        inside = size > 0.6 * longest
+        inside = size > 0.6 * end
         ax.text(
-            size + (-0.02 if inside else 0.02) * longest,
+            size + (-0.02 if inside else 0.02) * end,
             row,
             style.format_bytes(size),
             ha="right" if inside else "left",
@@ -179,14 +201,13 @@ def _draw_bars(ax: Axes, bars: list[tuple[str, int, str]], title: str, limit: in
         )
     if limit:
         ax.axvline(limit, color=style.colour("limit"), linewidth=2)
-        side = "right" if limit > 0.6 * longest else "left"
-        ax.text(
-            limit, 0.5, f" limit {style.format_bytes(limit)} ", color=style.colour("limit"), ha=side, va="top", size=10
-        )
-    ax.set(xlim=(0, 1.06 * longest), ylim=(-0.5, len(bars) - 0.5))
+        text = f" limit {style.format_bytes(limit)} "
+        side = "right" if limit > 0.6 * end else "left"
+        ax.text(limit, -0.52, text, color=style.colour("limit"), ha=side, va="bottom", size=10)
+    ax.set(xlim=(0, 1.06 * end), ylim=(-0.5, len(bars) - 0.5))
     ax.set_yticks(range(len(bars)) if len(bars) > 1 else [], [name for name, _, _ in bars if len(bars) > 1])
-    ax.set_xticks([])
+    step = 1 << max(end.bit_length() - 2, 0)  # two or three ticks beside zero
+    style.label_axis(ax, "x", "", kind="bytes", ticks=range(0, end + 1, step))
     ax.invert_yaxis()
-    ax.spines["bottom"].set_visible(False)
-    ax.set_title(title, size=10.5, weight="normal")
+    ax.set_title(title, size=10.5, weight="normal", pad=16 if limit else None)
     ax.grid(False)

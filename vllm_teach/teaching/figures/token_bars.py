@@ -43,7 +43,7 @@ def draw_next_token(logits: Tensor, decode: Callable[[list[int]], str], top: int
     """Draw the probabilities of the `top` next tokens and of all others together; returns figure and data."""
     data = top_tokens(logits, decode, top)
     figure, ax = plt.subplots(figsize=(7.0, 0.42 * (top + 1) + 1.1))
-    _bars(ax, data, style.colour("decode"))
+    _bars(ax, data, style.sequence_fill(0))
     best, share = data.tokens[0]
     ax.set_title(f"The model's guess: \u201c{visible(best)}\u201d comes next with {_percent(share)}")
     return figure, data
@@ -60,7 +60,7 @@ def draw_temperatures(
     figure, axes = plt.subplots(1, len(data), figsize=(8.4, 0.36 * (top + 1) + 1.35), sharex=True, sharey=True)
     for ax, (temperature, tokens) in zip(axes, data.items(), strict=True):
         is_one = temperature == 1
-        _bars(ax, tokens, style.colour("baseline" if is_one else "decode"), room=1.34)
+        _bars(ax, tokens, style.colour("baseline") if is_one else style.sequence_fill(0), room=1.34)
         ax.set_xticks([0, 0.5, 1])
         ax.set_title(f"temperature {temperature:g}" + (" (as is)" if is_one else ""), fontsize=11, weight="normal")
     figure.suptitle(
