@@ -5,7 +5,7 @@ VENV     ?= .venv
 BIN      := $(VENV)/bin
 LAB_ARGS ?=
 # Waiting OpenMP threads sleep instead of spinning: on a busy machine a spinning one takes the core that the thread it
-# waits for needs (4 times more tokens per second with other processes on both cores, the same on an idle machine).
+# waits for needs.
 export OMP_WAIT_POLICY ?= PASSIVE
 
 # The first Python on the PATH that pyproject.toml allows; `make lab PYTHON=...` overrides it.
@@ -37,14 +37,17 @@ notebooks: $(VENV)/.dev-installed
 
 $(VENV)/bin/python:
 	@test -n "$(PYTHON)" || { echo "Python 3.11, 3.12 or 3.13 is needed and none is on the PATH."; exit 1; }
-	"$(PYTHON)" -m venv $(VENV)
+	"$(PYTHON)" -m venv $(VENV) || { rm -rf $(VENV); echo "On Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
+
+# A .venv of your own may have been made without pip, as uv does.
+PIP = { $(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip; } && $(BIN)/python -m pip
 
 $(VENV)/.lab-installed: pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --editable '.[lab]'
+	$(PIP) install --editable '.[lab]'
 	touch $@
 
 $(VENV)/.dev-installed: pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(PIP) install --editable '.[dev]'
 	touch $@ $(VENV)/.lab-installed
 
 clean:

@@ -47,12 +47,11 @@ def run_generate(arguments: argparse.Namespace) -> None:
         stop=arguments.stop,
     )
     llm = LLM(arguments.model, dtype=arguments.dtype, device=arguments.device)
-    prompt: str | list[int] = arguments.prompt
-    if arguments.chat:
-        prompt = llm.tokenizer.apply_chat_template([{"role": "user", "content": arguments.prompt}])
-    else:
+    message = {"role": "user", "content": arguments.prompt}
+    pieces = llm.stream(llm.chat_prompt([message]) if arguments.chat else arguments.prompt, params)
+    if not arguments.chat:  # only now: `stream` has checked it
         print(arguments.prompt, end="", flush=True)
-    for piece in llm.stream(prompt, params):
+    for piece in pieces:
         print(piece, end="", flush=True)
     print()
 

@@ -17,6 +17,10 @@ class ModelNotFoundError(VllmTeachError, FileNotFoundError):
     """No model is where the caller pointed."""
 
 
+class ResourceNotFoundError(VllmTeachError, FileNotFoundError):
+    """A file that should travel with the package, a table or a kernel source, is not there under this name."""
+
+
 class ModelLoadError(VllmTeachError):
     """A model is there, but broken, incomplete or of an architecture the package does not know."""
 

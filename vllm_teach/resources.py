@@ -7,8 +7,10 @@ _PACKAGE = Path(__file__).resolve().parent
 
 def checkout_root() -> Path | None:
     """Return the repository's root when the package runs from a checkout or an editable install, else None."""
-    root = _PACKAGE.parent
-    return root if (root / "pyproject.toml").is_file() and (root / "notebooks").is_dir() else None
+    # Only a wheel has the folders inside the package. What lies beside an installed package is nobody's business here.
+    if (_PACKAGE / "notebooks").is_dir():
+        return None
+    return _PACKAGE.parent
 
 
 def folder(name: str) -> Path:

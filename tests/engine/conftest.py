@@ -1,6 +1,5 @@
 """A tiny random model with a tokenizer of bytes: an engine that runs in milliseconds."""
 
-import random
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -66,6 +65,15 @@ def make_llm(tiny_model: Decoder, byte_tokenizer: ByteTokenizer) -> Callable[...
 
 
 @pytest.fixture
+def llm(make_llm: Callable[..., LLM]) -> Iterator[LLM]:
+    """One of them; whatever the test does, nothing of a request may be left in it."""
+    llm = make_llm()
+    yield llm
+    assert llm.engine.kv.slots_held == 0
+    assert not llm.engine.has_unfinished_requests()
+
+
+@pytest.fixture
 def make_sequence() -> Callable[..., Sequence]:
     """Return a factory of bare sequences for tests of scheduler and sampler."""
     counter = iter(range(10**9))
@@ -75,11 +83,11 @@ def make_sequence() -> Callable[..., Sequence]:
         return Sequence(
             seq_id=next(counter),
             index=0,
-            prompt_token_ids=list(prompt),
+            prompt_token_ids=tuple(prompt),
             params=settings,
             max_total_tokens=len(prompt) + (settings.max_tokens or 0),
             stop_ids=frozenset(stop_ids) | frozenset(settings.stop_token_ids or ()),
-            random=random.Random(str(source)),
+            random_source=str(source),
             output_token_ids=list(output),
         )
 

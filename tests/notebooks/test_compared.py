@@ -6,9 +6,9 @@ The rules in `teaching.notebook_rules` close each of its gaps.
 
 import copy
 import json
+import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import nbformat.v4 as v4
@@ -17,7 +17,6 @@ from nbformat import NotebookNode
 
 from vllm_teach.teaching import canonical, notebook_rules, notebooks
 
-SANITIZE = Path(__file__).parents[1] / "sanitize.cfg"
 COMMITTED = notebooks.all_notebooks()
 
 PLOT = "import matplotlib.pyplot as plt\nplt.figure()\nplt.plot([1, 4])\nprint('peak', 4)"
@@ -60,10 +59,16 @@ def nbval(notebook, folder: Path) -> dict[str, str]:
     """Run nbval as `make test` does; the cell's name -> "PASSED" or "FAILED"."""
     (folder / "synthetic.ipynb").write_text(notebooks.to_text(notebook))
     (folder / "pytest.ini").write_text("[pytest]\n")
-    options = ["--nbval", "--nbval-current-env", "--nbval-cell-timeout=120", "--nbval-sanitize-with", str(SANITIZE)]
     here = ["-c", "pytest.ini", "--rootdir", ".", "-p", "no:cacheprovider", "-rA", "--color=no", "."]
-    command = [sys.executable, "-m", "pytest", *options, *here]
-    run = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    run = subprocess.run(
+        notebooks.nbval_command(*here),
+        cwd=folder,
+        env={**os.environ, **notebooks.KERNEL_ENVIRONMENT},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     found = re.findall(r"^(PASSED|FAILED) synthetic\.ipynb::Cell (\d+)", run.stdout, re.MULTILINE)
     assert len(found) == len(SYNTHETIC), run.stdout + run.stderr
     names = list(SYNTHETIC)

@@ -43,7 +43,9 @@ def model(smollm2_path):
 
 
 def prompt_ids(tokenizer, prompt: str, question: bool) -> list[int]:
-    return tokenizer.apply_chat_template([{"role": "user", "content": prompt}]) if question else tokenizer.encode(prompt)
+    if question:
+        return tokenizer.apply_chat_template([{"role": "user", "content": prompt}])
+    return tokenizer.encode(prompt)
 
 
 def top_left(q, k, v):
@@ -88,7 +90,7 @@ def test_the_lesson_still_uses_the_prompt(lesson, prompt):
 
 
 def room(value: float, step: float) -> float:
-    """How far `value` lies from where rounding to a multiple of `step` changes, in steps: 0 on the edge, at most 0.5."""
+    """How far `value` is from where rounding to a multiple of `step` changes, in steps: 0 on the edge, 0.5 at most."""
     return abs(value / step % 1 - 0.5)
 
 
@@ -119,9 +121,7 @@ def test_rounded_weights_of_lesson_01_lie_inside_their_interval(model, tokenizer
     ids, probs, lse = tokenizer.encode(SENTENCE), {}, {}
 
     def listen(silent, layer, q, k, v):
-        out, sums, weights = naive_attention(
-            q[None], k[None], v[None], causal=True, return_lse=True, return_probs=True
-        )
+        out, sums, weights = naive_attention(q[None], k[None], v[None], causal=True, return_lse=True, return_probs=True)
         if not silent:
             probs[layer], lse[layer] = weights[0], sums
         out[0, :, [head for of, head in silent if of == layer]] = 0

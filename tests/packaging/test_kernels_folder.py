@@ -4,7 +4,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from vllm_teach import kernels, resources
+import pytest
+
+from vllm_teach import data, kernels, resources
+from vllm_teach.errors import ResourceNotFoundError
 
 ASK_TRANSFORMERS = "from transformers.utils import is_kernels_available as f; print(f())"
 
@@ -38,3 +41,9 @@ def test_kernel_sources_are_found_and_importable_from_the_checkout(tmp_path):
     assert "def " in kernels.source("triton_kernels/online_softmax.py")
     code = "import vllm_teach.kernels.triton_kernels as package; print(package.__name__)"
     assert run_python(code, tmp_path) == "vllm_teach.kernels.triton_kernels"
+
+
+@pytest.mark.parametrize("find", [kernels.source, data.path])
+def test_a_name_that_is_not_there_is_a_typed_error(find):
+    with pytest.raises(ResourceNotFoundError, match="name='nothing.py' is no"):
+        find("nothing.py")

@@ -53,5 +53,6 @@ def test_make_lab_serves_the_first_lesson_from_a_fresh_clone(fresh_tree, tmp_pat
         assert '"type": "notebook"' in lesson
         assert str(clone / ".venv") in (clone / ".venv" / "bin" / "vllm-teach").read_text()
     finally:
-        os.killpg(process.pid, signal.SIGTERM)
-        process.wait(timeout=30)
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGTERM)
+            process.wait(timeout=30)

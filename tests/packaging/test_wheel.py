@@ -66,3 +66,13 @@ def test_wheel_works_in_a_clean_environment(wheel, tmp_path):
     command = [environment / "bin" / "vllm-teach", "--version"]
     version = subprocess.run(command, capture_output=True, text=True, check=True)
     assert version.stdout.startswith("vllm-teach 0.")
+
+
+def test_a_wheel_beside_somebody_elses_files_is_no_checkout(wheel, tmp_path):
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    (tmp_path / "pyproject.toml").touch()  # some packages install theirs by mistake, and a folder of notebooks
+    (tmp_path / "notebooks").mkdir()
+    code = "from vllm_teach import kernels, resources; print(resources.checkout_root(), len(kernels.list_sources()))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "None 1"

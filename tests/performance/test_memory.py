@@ -127,6 +127,30 @@ def test_nothing_is_printed() -> None:
     assert done.stderr == ""
 
 
+def test_on_cuda_a_first_call_warms_up_and_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    # An allocator in which the first product leaves a workspace of 8 MB behind, as cuBLAS does.
+    held = {"now": 1000, "peak": 1000}
+    calls: list[str] = []
+
+    def allocate(nbytes: int) -> None:
+        held["now"] += nbytes
+        held["peak"] = max(held["peak"], held["now"])
+
+    def product() -> None:
+        if not calls:
+            allocate(8_000_000)
+        calls.append("product")
+        allocate(512)
+        held["now"] -= 512
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: held.update(peak=held["now"]))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: held["now"])
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: held["peak"])
+    assert peak_memory(product, device="cuda") == 512
+    assert len(calls) == 2
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: torch.cuda.is_available() is False")
 def test_cuda_counts_whole_allocations() -> None:
     assert peak_memory(lambda: torch.empty(1024, device="cuda"), device="cuda") == 4096

@@ -6,6 +6,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from vllm_teach.errors import InvalidArgumentError
 from vllm_teach.models.attend import full_causal
+from vllm_teach.models.config import ModelConfig
+from vllm_teach.models.decoder import Decoder
 from vllm_teach.performance import shares
 from vllm_teach.performance.shares import LLAMA2_7B, SMOLLM2_135M, LayerShape, flop_crossing, flop_share, measure_share
 
@@ -49,9 +51,13 @@ def test_measured_shares_grow_with_the_length() -> None:
     short, long = (measure_share(n, SMALL, repeats=3) for n in (16, 1024))
     assert short.memory_share < long.memory_share < 1
     assert short.allocated_share < long.allocated_share < 1
-    assert short.time_share < long.time_share < 1
-    assert 0 < long.attention_seconds < long.total_seconds
     assert (short.n, long.n) == (16, 1024)
+
+
+def test_the_time_share_is_attentions_part_of_the_pass(clock) -> None:
+    # One tick inside attention, and one before and one after it.
+    found = measure_share(8, SMALL, repeats=2)
+    assert (found.attention_seconds, found.total_seconds, found.time_share) == (1.0, 3.0, 1 / 3)
 
 
 def test_the_memory_of_attention_holds_its_two_matrices() -> None:
@@ -71,10 +77,24 @@ def test_tiled_attention_takes_a_smaller_share_of_memory() -> None:
     )
 
 
-def test_a_whole_model_is_measured_when_given() -> None:
-    model = shares._one_layer(64, SMALL, torch.float32, "cpu")
-    found = measure_share(64, SMALL, repeats=1, model=model)
-    assert found.peak_bytes == measure_share(64, SMALL, repeats=1).peak_bytes
+def test_a_whole_model_is_measured_when_given_and_the_shape_ignored(clock) -> None:
+    # Two layers, twice the heads of SMALL.
+    config = ModelConfig(
+        architecture="LlamaForCausalLM",
+        vocab_size=8,
+        hidden_size=128,
+        intermediate_size=160,
+        num_layers=2,
+        num_q_heads=8,
+        num_kv_heads=2,
+        head_dim=16,
+        max_position=64,
+        tie_word_embeddings=True,
+    )
+    found = measure_share(64, SMALL, repeats=1, model=Decoder(config).init_random(dtype=torch.float32, device="cpu"))
+    one = measure_share(64, LayerShape.of(config), repeats=1)
+    assert (found.attention_seconds, found.total_seconds) == (2.0, 5.0)  # a tick in each of the two layers
+    assert found.attention_peak_bytes == one.attention_peak_bytes > measure_share(64, SMALL, repeats=1).peak_bytes
 
 
 @pytest.mark.parametrize(

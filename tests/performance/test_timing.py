@@ -1,5 +1,3 @@
-import time
-
 import pytest
 
 from vllm_teach.errors import InvalidArgumentError
@@ -11,18 +9,18 @@ def test_median_is_not_moved_by_one_slow_call() -> None:
     assert (timing.median, timing.low, timing.high, timing.samples) == (1.1, 1.0, 9.0, (1.0, 1.1, 9.0))
 
 
-def test_calls_are_counted_and_warmup_is_not_timed() -> None:
-    calls: list[int] = []
+def test_calls_are_counted_and_warmup_is_not_timed(clock) -> None:
+    takes = [100.0, 2.0, 3.0, 6.0]  # the first is the warm-up
+    calls: list[float] = []
 
-    def slow_at_first() -> None:
-        calls.append(1)
-        time.sleep(0.2 if len(calls) == 1 else 0.002)
+    def work() -> None:
+        calls.append(takes[len(calls)])
+        clock.now += calls[-1]
 
-    timing = time_median(slow_at_first, repeats=3, warmup=1)
-    assert len(calls) == 4
-    assert len(timing.samples) == 3
-    assert 0.002 <= timing.low <= timing.median <= timing.high
-    assert timing.low < 0.2
+    timing = time_median(work, repeats=3, warmup=1)
+    assert calls == takes
+    assert timing.samples == (3.0, 4.0, 7.0)  # the clock's own tick on top
+    assert (timing.low, timing.median, timing.high) == (3.0, 4.0, 7.0)
 
 
 @pytest.mark.parametrize(("arguments", "named"), [({"repeats": 0}, "repeats=0"), ({"warmup": -1}, "warmup=-1")])

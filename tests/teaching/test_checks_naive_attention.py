@@ -124,6 +124,8 @@ WRONG = {
         "natural logarithm": lambda cost: math.log(cost(65_536) / cost(32_768)),
         "rounded": lambda cost: round(growth_order(cost)),
         "upside down": lambda cost: math.log(cost(32_768) / cost(65_536)) / math.log(2),
+        "read, not measured": lambda cost: cost.power,
+        "read through the closure's names": lambda cost: vars(cost)["power"],
         "too large": lambda cost: math.log(cost(2_000_000) / cost(1_000_000)) / math.log(2),
         "too often": lambda cost: max(math.log(cost(2 * n) / cost(n), 2) for n in (4096, 8192, 16_384, 32_768)),
     },
@@ -147,7 +149,24 @@ def test_wrong(name, answer):
 
 def test_too_many_measurements_and_too_large_sizes_are_explained():
     assert "6 measurements are allowed" in check.growth_order(WRONG["growth_order"]["too often"]).message
-    assert "n must be between 1 and 65536" in check.growth_order(WRONG["growth_order"]["too large"]).message
+    assert "use a size between 1 and 65536" in check.growth_order(WRONG["growth_order"]["too large"]).message
+
+
+def test_the_task_says_how_near_is_near_enough():
+    assert "to within 0.05" in check.growth_order.task
+    for case in check.growth_order.cases():
+        assert check.growth_order._judge(lambda cost: growth_order(cost) + 0.2)[0] == "wrong", case.label
+
+
+def test_what_the_learner_gets_has_nothing_to_read():
+    for case in check.growth_order.cases():
+        (given,) = case.fresh_arguments()
+        assert vars(given) == {}
+
+
+def test_a_long_text_is_not_said_to_be_memory_bound_everywhere():
+    # In float32 with head_dim 64 the limit is 16 FLOP per byte: above a small processor's ridge, below a GPU's.
+    assert "over a GPU's ridge" in check.arithmetic_intensity(arithmetic_intensity).message
 
 
 def test_the_oracle_is_the_packages_attention():

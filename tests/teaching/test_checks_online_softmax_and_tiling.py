@@ -2,6 +2,8 @@
 
 # ruff: noqa: E741 - l is the running sum's name in the papers
 
+import math
+
 import pytest
 import torch
 
@@ -58,6 +60,61 @@ def one_maximum(m, l, acc, scores, values):
     return m_new, alpha * l + p.sum(-1), alpha[:, None] * acc + p @ values
 
 
+def erases_the_past(m, l, acc, scores, values):
+    """Empties a row when the tile hides all of its keys."""
+    m_new, l_new, acc_new = step(m, l, acc, scores, values)
+    hidden = scores.amax(-1).isinf()
+    return (
+        torch.where(hidden, -math.inf, m_new),
+        torch.where(hidden, 0.0, l_new),
+        torch.where(hidden[:, None], 0.0, acc_new),
+    )
+
+
+def skips_for_all_rows(m, l, acc, scores, values):
+    """Leaves every row as it was when the tile hides all keys of one."""
+    if scores.amax(-1).isinf().any():
+        return m.clone(), l.clone(), acc.clone()
+    return step(m, l, acc, scores, values)
+
+
+def guards_only_the_first_row(m, l, acc, scores, values):
+    return step(m, l, acc, scores, values, guard=bool(torch.maximum(m, scores.amax(-1))[0].isinf()))
+
+
+def update_with_where(m, l, acc, scores, values):
+    """Right, with the empty rows set apart instead of a replaced maximum."""
+    m_new = torch.maximum(m, scores.amax(-1))
+    alpha = torch.where(m == m_new, 1.0, torch.exp(m - m_new))
+    p = torch.where(m_new[:, None].isinf(), 0.0, torch.exp(scores - m_new[:, None]))
+    return m_new, alpha * l + p.sum(-1), alpha[:, None] * acc + p @ values
+
+
+def empty_as_a_whole(left, right):
+    """Treats a part as empty only when all of its rows are."""
+    if left[0].isinf().all():
+        return right
+    if right[0].isinf().all():
+        return left
+    return merge(left, right, guard=False)
+
+
+def empty_by_the_first_row(left, right):
+    if left[0][0].isinf():
+        return right
+    if right[0][0].isinf():
+        return left
+    return merge(left, right, guard=False)
+
+
+def empty_where_any_row_is(left, right):
+    if left[0].isinf().any():
+        return right
+    if right[0].isinf().any():
+        return left
+    return merge(left, right)
+
+
 def merge(left, right, *, guard=True, scale_l=True, scale_acc=True):
     m = torch.maximum(left[0], right[0])
     base = torch.where(m.isinf(), 0.0, m) if guard else m
@@ -103,6 +160,16 @@ def stops(add):
     return total
 
 
+def stops_by_halving(add):
+    """Right: a search over the exponent, which tries totals far beyond a small dtype's range."""
+    step_size, low, high = add(0.0), 0, 60
+    while low < high:
+        middle = (low + high) // 2
+        unchanged = add(step_size * 2.0**middle) == step_size * 2.0**middle
+        low, high = (low, middle) if unchanged else (middle + 1, high)
+    return step_size * 2.0**low
+
+
 def stops_one_by_one(add):
     total = add(0.0)
     while add(total) != total:
@@ -111,10 +178,10 @@ def stops_one_by_one(add):
 
 
 RIGHT = {
-    "online_softmax_update": [update],
+    "online_softmax_update": [update, update_with_where],
     "merge_states": [merge, lambda a, b: merge(b, a)],
     "tiles_visited": [tiles],
-    "sum_that_stops": [stops],
+    "sum_that_stops": [stops, stops_by_halving],
 }
 WRONG = {
     "online_softmax_update": {
@@ -138,6 +205,9 @@ WRONG = {
         "acc alone": lambda *a: step(*a)[2],
         "old state dropped": lambda m, l, acc, s, v: step(torch.full_like(m, -torch.inf), l * 0, acc * 0, s, v),
         "tile dropped": lambda m, l, acc, s, v: (m.clone(), l.clone(), acc.clone()),
+        "a hidden tile erases a row's past": erases_the_past,
+        "a hidden tile stops all rows": skips_for_all_rows,
+        "guarded by the first row only": guards_only_the_first_row,
         "a tile of 2": lambda m, l, acc, s, v: step(m, l, acc, s[:, :2], v[:2]),
     },
     "merge_states": {
@@ -146,6 +216,9 @@ WRONG = {
         "acc not rescaled": lambda a, b: merge(a, b, scale_acc=False),
         "NaN of two empty parts": lambda a, b: merge(a, b, guard=False),
         "NaN hidden, m too": lambda a, b: tuple(x.nan_to_num(neginf=-1e30) for x in merge(a, b)),
+        "empty only as a whole": empty_as_a_whole,
+        "empty by its first row": empty_by_the_first_row,
+        "empty where any row is": empty_where_any_row_is,
         "the left maximum": merge_from_the_left,
         "the smaller maximum": lambda a, b: (torch.minimum(a[0], b[0]), *merge(a, b)[1:]),
         "sum of maxima": lambda a, b: (a[0] + b[0], *merge(a, b)[1:]),
@@ -179,6 +252,7 @@ WRONG = {
         "always float16": lambda add: 2048.0,
         "float16 for any step": lambda add: 2048.0 * add(0.0),
         "the largest float16": lambda add: 65504.0,
+        "read, not tried": lambda add: add.step * 2.0 ** {torch.float16: 11, torch.float32: 24}[add.dtype],
         "the gap": lambda add: 2 * add(0.0),
     },
 }
@@ -197,3 +271,22 @@ def test_right(name):
 )
 def test_wrong(name, answer):
     assert getattr(check, name)(answer).status in ("wrong", "error")
+
+
+@pytest.mark.parametrize("name", ["online_softmax_update", "merge_states"])
+def test_the_task_says_the_dtype_and_what_empty_means(name):
+    task = getattr(check, name).task
+    assert "in the inputs' dtype" in task
+    assert "m = -inf, l = 0, acc = 0" in task
+
+
+def test_a_total_beyond_the_hidden_dtypes_range_comes_back_unchanged():
+    assert "A total too large for the hidden dtype comes back unchanged." in check.sum_that_stops.task
+    (add,) = check.sum_that_stops.cases()[0].fresh_arguments()  # float16, step 1
+    assert [add(1.0), add(2.0**11), add(2.0**20)] == [2.0, 2.0**11, 2.0**20]
+
+
+def test_what_the_learner_gets_has_nothing_to_read():
+    for case in check.sum_that_stops.cases():
+        (given,) = case.fresh_arguments()
+        assert vars(given) == {}

@@ -62,6 +62,11 @@ WRONG_TOKENS_COMPUTED = {
 }
 
 
+def test_the_task_mentions_that_no_new_token_costs_nothing():
+    assert "Asked for no new token, it computes nothing." in check.tokens_computed.task
+    assert any(case.arguments[1] == 0 for case in check.tokens_computed.cases())
+
+
 @pytest.mark.parametrize("answer", [next_token, kv_bytes_per_token, tokens_computed], ids=lambda f: f.__name__)
 def test_right(answer):
     result = getattr(check, answer.__name__)(answer)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from vllm_teach.errors import InvalidArgumentError
-from vllm_teach.teaching.exercises import Case, Check, CheckBook
+from vllm_teach.teaching.exercises import Case, Check, CheckBook, MadeAnew
 
 
 def double_cases(generator):
@@ -105,12 +105,33 @@ def test_an_answer_must_repeat(check):
     assert "a second call with the same inputs" in check(drifting).message
 
 
-def test_keyboard_interrupt_is_the_learners(check):
-    def interrupted(x):
-        raise KeyboardInterrupt
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
+def test_what_stops_a_program_is_not_caught(check, stop):
+    def stopped(x):
+        raise stop
 
-    with pytest.raises(KeyboardInterrupt):
-        check(interrupted)
+    with pytest.raises(stop):
+        check(stopped)
+
+
+def test_an_argument_with_a_state_is_made_anew_for_each_call():
+    made = []
+
+    def counter():
+        made.append(0)
+
+        def count():
+            made[-1] += 1
+            return made[-1]
+
+        return count
+
+    def cases(generator):
+        yield Case("a counter", (MadeAnew(counter),), 2, "Call it twice.")
+
+    check = Check("twice", "99_test", "Return the second count.", "Well done.", cases, ("One.",))
+    assert check(lambda count: (count(), count())[1]).solved
+    assert made == [2, 2]  # an answer is asked for twice, and the second call starts from 0 again
 
 
 def test_cases_are_the_same_each_time_whatever_the_global_seed(check):

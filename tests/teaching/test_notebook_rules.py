@@ -25,7 +25,7 @@ def good_cells():
     return [
         code("import math\nprint(1)", stream("1\n")),
         code("plot()", stream("peak 3.5\n"), v4.new_output("display_data", dict(FIGURE))),
-        code("timed()", stream("0.2 s\n"), tags=["nbval-ignore-output"]),
+        code("time_median(f)", stream("0.2 s\n"), tags=["nbval-ignore-output"]),
         code("def f(x):\n    raise NotImplementedError", tags=["exercise:f"]),
         code("check.f(f)", stream("Not solved yet: f.\n")),
     ]
@@ -76,8 +76,54 @@ def test_a_check_must_have_said_what_its_kind_says():
     assert problems == ["the check after cell 0 (solution:f) does not print 'Correct'."]
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "print(llm.generate('x')[0].outputs[0].text)",
+        "for i, x in enumerate(y): print(x)",
+        "print(decorate(x))",
+        "print('the time of one step', f(x))",
+        "# compare(this)\nprint(f(x))",
+        "print(information)",
+        "print(lifetime, inseparable)",
+    ],
+)
+def test_a_cell_that_measures_nothing_may_not_be_ignored(source):
+    cell = code(source, stream("generated text\n"), tags=["nbval-ignore-output"])
+    assert any("measures nothing" in problem for problem in problems_with(cell))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "print(performance.time_median(f).median)",
+        "machine = measure_this_machine()\nprint(machine.describe())",
+        "compare('A-overall', {})",
+        "print(engine.last_step.seconds)",
+        "print(prefill_seconds)",
+        "figure, clock = step_timeline.draw_timeline(steps)",
+        "print(naive_peak)",
+        "print(time.perf_counter() - start)",
+        "print(f'rounding: {our_error:.1e}')",
+    ],
+)
+def test_a_cell_that_measures_may_be_ignored(source):
+    assert problems_with(code(source, stream("1\n"), tags=["nbval-ignore-output"])) == []
+
+
+def test_only_what_must_not_be_written_is_an_obstacle():
+    cells = [
+        code("print(1)\n" * 16, stream("1\n")),
+        code("f()", stream("careful\n", "stderr")),
+        code("print(p)", stream("/home/ada/stderr 1\n")),
+        code("import stderr", stream("1\n")),
+    ]
+    problems = rules.untidy(v4.new_notebook(cells=cells))
+    assert [isinstance(problem, rules.Obstacle) for problem in problems] == [False, True, True, False]
+
+
 def test_at_most_a_third_may_be_ignored():
-    timed = [code("timed()", stream("1 s\n"), tags=["nbval-ignore-output"]) for _ in range(2)]
+    timed = [code("time_median(f)", stream("1 s\n"), tags=["nbval-ignore-output"]) for _ in range(2)]
     seen = [code("print(1)", stream("1\n")) for _ in range(2)]
     assert rules.uncompared(v4.new_notebook(cells=[*timed[:1], *seen])) == []
     assert "2 of 3" in rules.uncompared(v4.new_notebook(cells=[*timed, *seen[:1]]))[0]

@@ -1,5 +1,8 @@
 """The build command runs notebooks in a real kernel, refuses what must not be committed, and writes atomically."""
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import nbformat.v4 as v4
 import pytest
 
@@ -99,6 +102,53 @@ def test_unreadable_files_are_named_and_the_others_still_checked(save, tmp_path,
     printed = capsys.readouterr().out
     assert "lesson.ipynb: checked, 0.0 s, 0 problems" in printed
     assert "absent.ipynb" in printed
+
+
+def test_an_obstacle_is_known_by_its_kind_and_not_by_its_words(monkeypatch):
+    problems = ["cell 0 speaks of stderr and an absolute path.", notebooks.notebook_rules.Obstacle("cell 1 is bad.")]
+    monkeypatch.setattr(notebooks.notebook_rules, "untidy", lambda _: problems)
+    assert notebooks.obstacles(None, seconds=1.0) == ["cell 1 is bad."]
+
+
+def test_lessons_are_compared_in_the_environment_they_were_built_in(save, monkeypatch):
+    asked = []
+
+    def run(command, *, env, check):
+        asked.append((command, env))
+        return SimpleNamespace(returncode=5)
+
+    monkeypatch.setattr(notebooks.subprocess, "run", run)
+    path = save("print(1)")
+    assert main(["compare", str(path)]) == 5
+    assert main(["compare"]) == 5
+    (one, env), (every, _) = asked
+    assert notebooks.KERNEL_ENVIRONMENT.items() <= env.items()
+    assert "--nbval" in one
+    assert one[-1] == str(path)
+    assert Path(every[-1]) == notebooks.resources.folder("notebooks")
+
+
+def test_the_hash_seed_is_part_of_that_environment(save, monkeypatch):
+    # In which order Python prints a set of texts depends on PYTHONHASHSEED.
+    path = save("print({'a', 'b', 'c', 'd', 'e', 'f', 'g', 'h'})")
+    build(path)
+    assert main(["compare", str(path)]) == 0
+    monkeypatch.setitem(notebooks.KERNEL_ENVIRONMENT, "PYTHONHASHSEED", "1")
+    assert main(["compare", str(path)]) == 1
+
+
+def test_make_test_compares_with_this_command():
+    makefile = (notebooks.resources.folder("notebooks").parent / "Makefile").read_text()
+    assert "-m vllm_teach.teaching.notebooks compare\n" in makefile
+    assert "--nbval" not in makefile
+    assert "PYTHONHASHSEED" not in makefile
+
+
+def test_without_a_checkout_compare_says_what_is_missing(monkeypatch, capsys):
+    monkeypatch.setattr(notebooks.resources, "checkout_root", lambda: None)
+    with pytest.raises(SystemExit):
+        main(["compare"])
+    assert "sanitize.cfg is not here: compare notebooks in a checkout" in capsys.readouterr().err
 
 
 def test_an_interrupted_write_leaves_the_old_file(save, tmp_path, monkeypatch):

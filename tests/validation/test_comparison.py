@@ -1,10 +1,13 @@
+import math
 import subprocess
 import sys
 
 import pytest
+import torch
 
 from vllm_teach import validation
 from vllm_teach.errors import InvalidArgumentError
+from vllm_teach.performance import machine
 from vllm_teach.validation.comparison import NOT_MEASURED, Measured, claim, claims, compare
 from vllm_teach.validation.tables import get_table, load_tables
 
@@ -65,10 +68,45 @@ def test_a_comparison_is_data_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"{result}\n"
 
 
-def test_the_device_is_named_by_default(capsys: pytest.CaptureFixture[str]) -> None:
-    from vllm_teach.performance.machine import device_label
+def test_the_cpu_is_named_by_default_also_on_a_machine_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "Imagined GPU")
+    monkeypatch.setattr(machine, "_cpu_name", lambda: "Imagined CPU")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    assert "measured on: Imagined CPU, 3 threads\n" in str(compare("A-overall", {}))
+    assert "measured on: Imagined GPU\n" in str(compare("A-overall", {}, device="cuda"))
+    assert "measured on: Imagined GPU\n" not in str(compare("A-overall", {}, device="a pencil"))
 
-    assert f"measured on: {device_label()}"[:90] in str(compare("A-overall", {}))
+
+def test_cuda_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(InvalidArgumentError, match=r"'cuda'.*use 'cpu'"):
+        compare("A-overall", {}, device="cuda")
+
+
+def test_a_bare_number_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"measured\['time_ms'\]=3.0 is no Measured: write Measured\(3.0\)"):
+        compare("B-flash-attention", {"time_ms": 3.0}, device="x")  # type: ignore[dict-item]
+
+
+def test_a_number_takes_the_unit_of_its_row() -> None:
+    printed = cells(str(compare("B-flash-attention", {"time_ms": Measured(41.0), "memory_mb": Measured(2, "MB")}, "x")))
+    assert printed["time: baseline 185 ms, optimised 62 ms, ratio 3.0"] == ("41 ms", "")
+    assert printed["memory: baseline 3200 MB, optimised 1100 MB, ratio 2.9"] == ("2 MB", "")
+
+
+@pytest.mark.parametrize(
+    ("key", "unit", "named"),
+    [("time_ms", "s", "use 'ms'"), ("memory_mb", "MiB", "use 'MB'"), ("speedup@4096", "ms", "use none")],
+)
+def test_another_unit_than_the_rows_is_refused(key: str, unit: str, named: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"unit='{unit}' is not that of the row '{key}'.*{named}"):
+        compare("B-flash-attention", {key: Measured(1.0, unit)}, device="x")
+
+
+def test_a_row_that_is_no_metric_takes_any_unit() -> None:
+    mode = Measured({"time": 3.0}, "s")
+    assert [found for _, found in compare("B-xformers", {"original": mode}, "x").rows if found] == [mode]
 
 
 def test_an_unknown_row_lists_the_rows() -> None:
@@ -95,6 +133,14 @@ def test_an_unknown_table_lists_the_tables() -> None:
 )
 def test_numbers_are_printed_with_three_digits_and_their_origin(measured: Measured, text: str) -> None:
     assert measured.text == text
+
+
+@pytest.mark.parametrize(
+    "value", [math.nan, -math.inf, True, None, {"baseline": 1.0, "optimised": math.nan}, {"baseline": "3"}], ids=repr
+)
+def test_what_is_no_finite_number_is_refused(value: object) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"is no finite number.*leave the row out"):
+        Measured(value)  # type: ignore[arg-type]
 
 
 def test_an_unknown_origin_is_refused() -> None:
@@ -127,6 +173,19 @@ def test_claims_hold_every_published_number() -> None:
             for value in row.values.values():
                 for number in value.values() if isinstance(value, dict) else [value]:
                     assert str(number).replace(",", "") in text, (table.id, row.key)
+
+
+def test_the_tiles_of_a_table_are_shown() -> None:
+    line = "tiles: A100 128 x 128, H100 256 x 256"
+    assert line in claims("B-flash-attention").splitlines()
+    assert line in str(compare("B-flash-attention", {}, device="x")).splitlines()
+    assert [table_id for table_id in load_tables() if "tiles: " in claims(table_id)] == ["B-flash-attention"]
+
+
+def test_the_caveat_can_be_left_out() -> None:
+    short, full = claims("B-flash-attention", caveat=False), claims("B-flash-attention")
+    assert full.startswith(f"{short}\n\ncaveat: Batch size, layer count")
+    assert "caveat" not in short
 
 
 def test_the_package_exports_the_function() -> None:

@@ -3,11 +3,12 @@
 from pathlib import Path
 
 from vllm_teach import resources
+from vllm_teach.errors import ResourceNotFoundError
 
 
 def path(name: str) -> Path:
-    """Return the path of the data file or folder `name`; raises FileNotFoundError when there is none."""
+    """Return the path of the data file or folder `name`; raises ResourceNotFoundError when there is none."""
     found = resources.folder("data") / name
     if not found.exists():
-        raise FileNotFoundError(f"data file {name!r} does not exist: looked for {found}.")
+        raise ResourceNotFoundError(f"name={name!r} is no data file of the package: look in {found.parent}.")
     return found

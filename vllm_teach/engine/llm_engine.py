@@ -3,37 +3,40 @@
 from __future__ import annotations
 
 import itertools
-import random
 import time
 
 from vllm_teach.engine.config import EngineConfig, StepStats
 from vllm_teach.engine.detokenizer import OutputText
+from vllm_teach.engine.failure import engine_error
+from vllm_teach.engine.limits import check_limits, choose_cache_bytes, choose_max_model_len
 from vllm_teach.engine.model_runner import ModelRunner
 from vllm_teach.engine.outputs import Logprob, RequestMetrics, RequestOutput
-from vllm_teach.engine.request import Request, SampledToken, Sequence
+from vllm_teach.engine.prompts import Prompt, TokensPrompt, read_prompt
+from vllm_teach.engine.request import Request, SampledToken, Sequence, SequenceStatus
 from vllm_teach.engine.sampling_params import SamplingParams
 from vllm_teach.engine.scheduler import Plan, Scheduler, StepResult
-from vllm_teach.engine.text import EngineTokenizer
+from vllm_teach.engine.tokenizer_protocol import EngineTokenizer
 from vllm_teach.errors import EngineError, InvalidArgumentError, PromptTooLongError
 from vllm_teach.kvcache.manager import ContiguousKVCacheManager
 from vllm_teach.kvcache.storage import KVStorage
 from vllm_teach.models.decoder import Decoder
-
-Prompt = str | list[int]
 
 
 class LLMEngine:
     """Owns scheduler, cache and runner. `step()` is three calls: schedule, execute, update.
 
     A request that fails ends with a typed error in its output, and its neighbours go on; when the forward pass itself
-    fails, all requests of that step end so. In either case nothing stays in the cache. Not safe for several threads.
+    fails, all requests of that step end so. In either case nothing stays in the cache. An interrupt (Ctrl-C) may fall
+    into a step: the next step then makes the same tokens and texts. Not safe for several threads.
     """
 
     def __init__(self, model: Decoder, tokenizer: EngineTokenizer, config: EngineConfig) -> None:
         self.model, self.tokenizer, self.config = model, tokenizer, config
         shape = model.config
-        self.kv = ContiguousKVCacheManager(config.kv_cache_bytes, shape.kv_bytes_per_token(model.dtype.itemsize))
-        self.max_model_len = self._choose_max_model_len()
+        check_limits(config, shape, model.dtype, model.device)
+        cache_bytes = choose_cache_bytes(config, shape, model.dtype, model.device)
+        self.kv = ContiguousKVCacheManager(cache_bytes, shape.kv_bytes_per_token(model.dtype.itemsize))
+        self.max_model_len = choose_max_model_len(config, shape, self.kv.num_slots)
         self.scheduler = Scheduler(
             self.kv, max_num_seqs=config.max_num_seqs, max_num_batched_tokens=config.max_num_batched_tokens
         )
@@ -43,52 +46,49 @@ class LLMEngine:
         self.runner = ModelRunner(model, storage, config.attention_backend)
         self.last_plan = Plan()
         self.last_step: StepStats | None = None
-        self._requests: dict[str, Request] = {}
-        self._request_of: dict[int, Request] = {}
-        self._texts: dict[int, OutputText] = {}
+        self._requests: dict[str, Request] = {}  # the unfinished ones, in order of arrival
         self._seq_ids = itertools.count()
-        self._arrivals = itertools.count()
+        self._names = (f"request-{number}" for number in itertools.count())
 
-    def validate(self, prompt: Prompt, params: SamplingParams) -> list[int]:
-        """Return the prompt's token ids if a request like this can run. Changes nothing.
+    def validate(self, prompt: Prompt, params: SamplingParams) -> TokensPrompt:
+        """Return the prompt as checked token ids, if a request like this can run. Changes nothing.
 
-        Raises InvalidArgumentError for a prompt that is empty or no text or token ids of this model, and
-        PromptTooLongError for one that leaves no room for an answer.
+        Raises InvalidArgumentError for a prompt that is empty or no text or token ids of this model, PromptTooLongError
+        for one that leaves no room for an answer, and EngineError when the tokenizer fails on it.
         """
         if not isinstance(params, SamplingParams):
             raise InvalidArgumentError(f"sampling_params={params!r} is not valid: use a SamplingParams.")
         params.copy()  # checks it again: its fields may have changed since
-        token_ids = self._encode(prompt)
-        if len(token_ids) >= self.max_model_len:
+        vocab = self.model.config.vocab_size
+        checked = read_prompt(prompt, self.tokenizer, vocab)
+        count = len(checked["prompt_token_ids"])
+        if count >= self.max_model_len:
             raise PromptTooLongError(
-                f"the prompt has {len(token_ids)} tokens, but with at least one new token max_model_len="
+                f"the prompt has {count} tokens, but with at least one new token max_model_len="
                 f"{self.max_model_len} allows {self.max_model_len - 1}: shorten it."
             )
-        vocab = self.model.config.vocab_size
         for token_id in params.stop_token_ids or ():
             if token_id >= vocab:
                 raise InvalidArgumentError(
                     f"stop_token_ids={params.stop_token_ids} is not valid: this model's ids end at {vocab - 1}."
                 )
-        return token_ids
+        return checked
 
     def add_request(self, prompt: Prompt, params: SamplingParams | None = None, request_id: str | None = None) -> str:
         """Queue a request and return its id. Raises what `validate` raises, and then queues nothing."""
         params = SamplingParams() if params is None else params
-        token_ids = self.validate(prompt, params)
-        params = params.copy()
-        arrival = next(self._arrivals)
-        request_id = f"request-{arrival}" if request_id is None else request_id
-        if request_id in self._requests:
-            raise InvalidArgumentError(f"request_id={request_id!r} is in use: choose another or wait until it ends.")
-        sequences = [self._new_sequence(token_ids, params, index, arrival) for index in range(params.n)]
+        checked = self.validate(prompt, params)
+        if request_id is None:
+            request_id = next(name for name in self._names if name not in self._requests)
+        elif not isinstance(request_id, str) or request_id in self._requests:
+            raise InvalidArgumentError(f"request_id={request_id!r} is in use or no string: choose another one.")
+        token_ids, params = tuple(checked["prompt_token_ids"]), params.copy()
+        texts = [self._new_text(token_ids, params) for _ in range(params.n)]
+        sequences = [self._new_sequence(token_ids, params, index, text) for index, text in enumerate(texts)]
         metrics = RequestMetrics(arrival_time=time.perf_counter())
-        text = prompt if isinstance(prompt, str) else None
-        request = Request(request_id, text, token_ids, params, sequences, metrics)
+        self._requests[request_id] = Request(request_id, checked["prompt"], token_ids, params, sequences, metrics)
         for sequence in sequences:
             self.scheduler.add(sequence)
-            self._request_of[sequence.seq_id] = request
-        self._requests[request_id] = request
         return request_id
 
     def get_request(self, request_id: str) -> Request:
@@ -102,35 +102,32 @@ class LLMEngine:
     def step(self) -> list[RequestOutput]:
         """Advance every scheduled sequence and return the output so far of each request that advanced or ended."""
         started = time.perf_counter()
+        outputs = self._collect()  # what a step left over that was interrupted; otherwise nothing
         plan = self.scheduler.schedule()
-        for item in plan.items:
-            metrics = self._request_of[item.sequence.seq_id].metrics
-            metrics.first_scheduled_time = metrics.first_scheduled_time or started
-        result = self._execute(plan)
-        sequences = self.scheduler.update(plan, result)
-        for sequence in sequences:
-            if sequence.error is None:
-                self._add_output(sequence, result.tokens[sequence.seq_id])
-        now = time.perf_counter()
-        for sequence in sequences:
-            metrics = self._request_of[sequence.seq_id].metrics
-            if sequence.error is None:
-                metrics.first_token_time = metrics.first_token_time or now
-                metrics.last_token_time = now
+        for request in self._requests.values():
+            if request.metrics.first_scheduled_time is None and any(
+                sequence.status is SequenceStatus.RUNNING for sequence in request.sequences
+            ):
+                request.metrics.first_scheduled_time = started
+        self.scheduler.update(plan, self._execute(plan))
+        outputs |= self._collect()
         self.last_plan = plan
-        self.last_step = StepStats(plan.num_prefill_tokens, plan.num_decode_tokens, len(plan.items), now - started)
-        touched = {id(request): request for request in (self._request_of[each.seq_id] for each in sequences)}
-        return [self._output(request, now) for request in touched.values()]
+        seconds = time.perf_counter() - started
+        self.last_step = StepStats(plan.num_prefill_tokens, plan.num_decode_tokens, len(plan.items), seconds)
+        return list(outputs.values())
 
-    def abort(self, request_id: str) -> None:
-        """End a request and free what it holds; its sequences' finish_reason is "abort". Unknown ids are ignored."""
-        request = self._requests.get(request_id)
-        if request is not None:
-            for sequence in request.sequences:
-                if not sequence.finished and sequence.params.detokenize:
-                    sequence.text = self._texts[sequence.seq_id].finish()
-                self.scheduler.finish(sequence, "abort")
-            self._output(request, time.perf_counter())
+    def abort(self, request: str | Request) -> None:
+        """End a request and free what it holds; its sequences' finish_reason is "abort".
+
+        Unknown ids, and requests that have ended, are left alone. What it holds is free before its last text is made.
+        """
+        found = self._requests.get(request) if isinstance(request, str) else request
+        if found is not None and self._requests.get(found.request_id) is found:
+            for sequence in found.sequences:
+                if not sequence.finished:
+                    self._end(sequence, "abort")
+            self._forget(found)
+            self._write_texts(found)
 
     def _execute(self, plan: Plan) -> StepResult:
         """Run the plan; an exception in the forward pass becomes the error of all its sequences."""
@@ -139,120 +136,125 @@ class LLMEngine:
         try:
             return self.runner.execute(plan)
         except Exception as error:  # noqa: BLE001 - becomes the typed error of every request in this step
-            failure = EngineError(
-                f"the model's forward pass failed ({error!r}): send the request again, or fewer at once."
-            )
-            failure.__cause__ = error
+            failure = engine_error("the model's forward pass failed", error, "send the request again, or fewer at once")
             return StepResult(errors={item.sequence.seq_id: failure for item in plan.items})
 
-    def _add_output(self, sequence: Sequence, token: SampledToken) -> None:
-        """Add the new token's log-probabilities and text to `sequence`; a failure there ends this sequence alone."""
-        try:
-            self._add_logprobs(sequence, token)
-            if sequence.params.detokenize:
-                self._add_text(sequence, token.token_id)
-        except Exception as error:  # noqa: BLE001 - becomes this request's typed error
-            failure = EngineError(
-                f"turning a token into text failed for this request ({error!r}): check its tokenizer."
-            )
-            failure.__cause__ = error
-            self.scheduler.finish(sequence, "error", error=failure)
-            # It may have ended in this very step, by length or stop token; it failed all the same.
-            sequence.finish_reason, sequence.error = "error", failure
+    def _collect(self) -> dict[str, RequestOutput]:
+        """Write the texts of all requests that have something new and return their outputs; forget those that ended.
 
-    def _add_text(self, sequence: Sequence, token_id: int) -> None:
-        params, text = sequence.params, self._texts[sequence.seq_id]
-        ended_by_token = sequence.finish_reason == "stop"
-        stop = None
-        # The token that ended it is no part of its text, unless asked for.
-        if not ended_by_token or params.include_stop_str_in_output:
-            enough = len(sequence.output_token_ids) >= params.min_tokens
-            stop = text.append(token_id, may_stop=enough and not ended_by_token)
-        if stop is not None:
-            self.scheduler.finish(sequence, "stop", stop_reason=stop)
-            # The text ended it, even where this was also the last token it was allowed.
-            sequence.finish_reason, sequence.stop_reason = "stop", stop
-            sequence.text = text.visible
-        else:
+        One sequence's error ends its siblings.
+        """
+        outputs = {}
+        for request in list(self._requests.values()):
+            new = [sequence for sequence in request.sequences if sequence.new_token is not None]
+            if not new and not request.finished and request.error is None:
+                continue
+            if new:
+                request.metrics.last_token_time = time.perf_counter()
+                request.metrics.first_token_time = request.metrics.first_token_time or request.metrics.last_token_time
+            self._write_texts(request)
+            if request.error is not None:
+                for sequence in request.sequences:
+                    if not sequence.finished:
+                        self._end(sequence, "abort")
+                self._write_texts(request)
+            if request.finished:
+                self._forget(request)
+            outputs[request.request_id] = request.output()
+        return outputs
+
+    def _write_texts(self, request: Request) -> None:
+        """Bring each sequence's text up to its tokens; a failure there becomes the error of that sequence alone."""
+        for sequence in request.sequences:
+            try:
+                self._write_text(sequence)
+            except Exception as error:  # noqa: BLE001 - becomes this request's typed error
+                failure = engine_error(
+                    "turning a token into text failed for this request", error, "check its tokenizer"
+                )
+                sequence.new_token = sequence.output_text = None
+                # It may have ended in this very step, by length or stop token; it failed all the same.
+                self._end(sequence, "error", error=failure)
+
+    def _write_text(self, sequence: Sequence) -> None:
+        """Add the new token's log-probabilities and text to `sequence`, and at its end what was held back.
+
+        Changes nothing before the tokenizer's last call for a token, so that it can be done again after an interrupt.
+        """
+        token, text, params = sequence.new_token, sequence.output_text, sequence.params
+        if token is not None:
+            logprobs = self._logprobs(params, token)
+            stop = None
+            ended_by_token = sequence.finish_reason == "stop"
+            # The token that ended it is no part of its text, unless asked for.
+            if text is not None and (not ended_by_token or params.include_stop_str_in_output):
+                # vLLM's rule: a stop string counts from the token behind the first min_tokens.
+                enough = len(sequence.output_token_ids) > params.min_tokens
+                stop = text.append(token.token_id, may_stop=enough and not ended_by_token)
+            sequence.new_token = None
+            sequence.logprobs += logprobs
+            sequence.cumulative_logprob += token.logprob or 0.0
+            if stop is not None:
+                # The text ended it, even where this was also the last token it was allowed.
+                self._end(sequence, "stop", stop_reason=stop)
+        if text is not None:
             sequence.text = text.finish() if sequence.finished else text.visible
+            sequence.output_text = None if sequence.finished else text
 
-    def _add_logprobs(self, sequence: Sequence, token: SampledToken) -> None:
-        if sequence.params.logprobs is None or token.logprob is None:
-            return
-        decode = self.tokenizer.decode if sequence.params.detokenize else None
-        sequence.cumulative_logprob += token.logprob
-        sequence.logprobs.append(
+    def _logprobs(self, params: SamplingParams, token: SampledToken) -> list[dict[int, Logprob]]:
+        if params.logprobs is None:
+            return []
+        decode = self.tokenizer.decode if params.detokenize else None
+        return [
             {
                 token_id: Logprob(logprob, rank, decode([token_id], skip_special_tokens=False) if decode else None)
                 for token_id, (logprob, rank) in token.top_logprobs.items()
             }
-        )
+        ]
 
-    def _output(self, request: Request, now: float) -> RequestOutput:
-        """Return the request's snapshot. One sequence's error ends its siblings; an ended request is forgotten."""
-        if request.error is not None:
-            for sequence in request.sequences:
-                self.scheduler.finish(sequence, "abort")
-        if request.finished:
-            request.metrics.finished_time = now
-            self._requests.pop(request.request_id, None)
-            for sequence in request.sequences:
-                self._request_of.pop(sequence.seq_id, None)
-                self._texts.pop(sequence.seq_id, None)
-        return request.output()
+    def _end(
+        self,
+        sequence: Sequence,
+        reason: str,
+        *,
+        stop_reason: int | str | None = None,
+        error: EngineError | None = None,
+    ) -> None:
+        """End `sequence` and free its slots; where it has ended already, correct the reason."""
+        self.scheduler.finish(sequence, reason)
+        sequence.finish_reason, sequence.stop_reason, sequence.error = reason, stop_reason, error
 
-    def _new_sequence(self, token_ids: list[int], params: SamplingParams, index: int, arrival: int) -> Sequence:
+    def _forget(self, request: Request) -> None:
+        self._requests.pop(request.request_id, None)
+        request.metrics.finished_time = time.perf_counter()
+
+    def _new_sequence(
+        self, token_ids: tuple[int, ...], params: SamplingParams, index: int, text: OutputText | None
+    ) -> Sequence:
+        seq_id = next(self._seq_ids)
         room = self.max_model_len - len(token_ids)
-        source = f"seed {params.seed}" if params.seed is not None else f"engine {self.config.seed} request {arrival}"
-        sequence = Sequence(
-            seq_id=next(self._seq_ids),
+        seeded = params.seed is not None
+        return Sequence(
+            seq_id=seq_id,
             index=index,
             prompt_token_ids=token_ids,
             params=params,
             max_total_tokens=len(token_ids) + (room if params.max_tokens is None else min(room, params.max_tokens)),
             stop_ids=params.stop_ids(self.tokenizer.stop_token_ids),
-            random=random.Random(f"{source} sequence {index}"),
+            random_source=f"seed {params.seed} {index}" if seeded else f"engine {self.config.seed} {seq_id}",
+            output_text=text,
         )
-        if params.detokenize:
-            self._texts[sequence.seq_id] = OutputText(
+
+    def _new_text(self, token_ids: tuple[int, ...], params: SamplingParams) -> OutputText | None:
+        if not params.detokenize:
+            return None
+        try:
+            return OutputText(
                 self.tokenizer,
                 token_ids,
                 stops=params.stop_strings,
                 include_stop=params.include_stop_str_in_output,
                 skip_special_tokens=params.skip_special_tokens,
             )
-        return sequence
-
-    def _encode(self, prompt: Prompt) -> list[int]:
-        if isinstance(prompt, str):
-            try:
-                token_ids = self.tokenizer.encode(prompt) if prompt else []
-            except (UnicodeError, TypeError) as error:  # half of a surrogate pair is a str, but no text
-                raise InvalidArgumentError(f"the prompt is no valid text ({error}): remove what is broken.") from error
-        elif isinstance(prompt, list | tuple):
-            token_ids = list(prompt)
-            vocab = self.model.config.vocab_size
-            for token_id in token_ids:
-                if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < vocab:
-                    raise InvalidArgumentError(
-                        f"the prompt holds {token_id!r}, which is no token id: use whole numbers from 0 to {vocab - 1}."
-                    )
-        else:
-            raise InvalidArgumentError(
-                f"the prompt is of type {type(prompt).__name__}, which is not valid: use a text or a list of token ids."
-            )
-        if not token_ids:
-            raise InvalidArgumentError(f"prompt={prompt!r} is empty: give at least one token.")
-        return token_ids
-
-    def _choose_max_model_len(self) -> int:
-        wanted, context, slots = self.config.max_model_len, self.model.config.max_position, self.kv.num_slots
-        if wanted is None:
-            return min(context, slots)
-        if isinstance(wanted, bool) or not isinstance(wanted, int) or not 2 <= wanted <= context:
-            raise InvalidArgumentError(f"max_model_len={wanted!r} is not valid: use 2 to {context}, the context.")
-        if wanted > slots:
-            raise InvalidArgumentError(
-                f"max_model_len={wanted} does not fit: the KV cache holds {slots} tokens, so lower it or give more."
-            )
-        return wanted
+        except Exception as error:
+            raise engine_error("turning the prompt's end into text failed", error, "check the tokenizer") from error

@@ -6,11 +6,13 @@ result does not depend on the order in which a sort happens to leave them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 
-def count_tokens(token_lists: list[list[int]], vocab_size: int, device: torch.device) -> Tensor:
+def count_tokens(token_lists: Sequence[Sequence[int]], vocab_size: int, device: torch.device) -> Tensor:
     """Return how often each token stands in each list: float32 `[rows, vocab_size]`."""
     rows = [row for row, tokens in enumerate(token_lists) for _ in tokens]
     columns = [token for tokens in token_lists for token in tokens]

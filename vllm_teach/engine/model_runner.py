@@ -31,7 +31,8 @@ class ModelRunner:
     def execute(self, plan: Plan) -> StepResult:
         """Return a token or an error for each sequence of `plan`, which is not empty. Writes its K and V.
 
-        An exception means that nothing of the plan was computed.
+        After an exception no token was chosen and no sequence changed, but earlier layers may have written their K and
+        V: the same plan can be executed again, which writes the same slots.
         """
         device = self.model.device
         token_ids: list[int] = []

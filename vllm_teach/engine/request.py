@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import random
-from dataclasses import dataclass, field
+import hashlib
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from vllm_teach.engine.detokenizer import OutputText
 from vllm_teach.engine.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from vllm_teach.engine.sampling_params import SamplingParams
 from vllm_teach.errors import VllmTeachError
@@ -34,17 +35,20 @@ class Sequence:
     """One token stream. The scheduler moves it through its states; the engine appends text.
 
     `num_computed` tokens, counted from the first of the prompt, have their K and V in the cache. A sequence may grow to
-    `max_total_tokens`, prompt included. `random` is its own source of randomness: no other sequence draws from it.
+    `max_total_tokens`, prompt included. `random_source` names its own random numbers: no other sequence has them.
+    `output_text` makes its text (None: not detokenized); `new_token` is the last token until that is done.
     """
 
     seq_id: int
     index: int
-    prompt_token_ids: list[int]
+    prompt_token_ids: tuple[int, ...]
     params: SamplingParams
     max_total_tokens: int
     stop_ids: frozenset[int]
-    random: random.Random
+    random_source: str
+    output_text: OutputText | None = None
     output_token_ids: list[int] = field(default_factory=list)
+    new_token: SampledToken | None = None
     num_computed: int = 0
     status: SequenceStatus = SequenceStatus.WAITING
     text: str = ""
@@ -69,7 +73,16 @@ class Sequence:
         prompt = len(self.prompt_token_ids)
         if start >= prompt:
             return self.output_token_ids[start - prompt : start - prompt + count]
-        return (self.prompt_token_ids[start:] + self.output_token_ids)[:count]
+        return [*self.prompt_token_ids[start:], *self.output_token_ids][:count]
+
+    def uniform(self) -> float:
+        """Return the random number in [0, 1) for the next token: a hash of `random_source` and the token's position.
+
+        Asked twice it is the same number, so a step that was interrupted and runs again draws the same token.
+        """
+        name = f"{self.random_source} token {len(self.output_token_ids)}"
+        digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
+        return (int.from_bytes(digest, "big") >> 11) * 2.0**-53  # the 53 bits that a float64 holds
 
     def completion(self) -> CompletionOutput:
         """Return a snapshot for the user."""
@@ -91,7 +104,7 @@ class Request:
 
     request_id: str
     prompt: str | None
-    prompt_token_ids: list[int]
+    prompt_token_ids: tuple[int, ...]
     params: SamplingParams
     sequences: list[Sequence]
     metrics: RequestMetrics
@@ -107,13 +120,13 @@ class Request:
         return next((sequence.error for sequence in self.sequences if sequence.error is not None), None)
 
     def output(self) -> RequestOutput:
-        """Return a snapshot for the user."""
+        """Return a snapshot for the user, whose lists and times are its own."""
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt,
-            prompt_token_ids=self.prompt_token_ids,
+            prompt_token_ids=list(self.prompt_token_ids),
             outputs=[sequence.completion() for sequence in self.sequences],
             finished=self.finished,
-            metrics=self.metrics,
+            metrics=replace(self.metrics),
             error=self.error,
         )

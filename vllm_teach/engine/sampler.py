@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from vllm_teach.engine import logits as change
+from vllm_teach.engine.failure import engine_error
 from vllm_teach.engine.request import SampledToken, Sequence
 from vllm_teach.engine.sampling_params import SamplingParams
 from vllm_teach.engine.scheduler import StepResult
@@ -17,11 +18,10 @@ from vllm_teach.errors import EngineError
 def sample(logits: Tensor, sequences: list[Sequence]) -> StepResult:
     """Choose the next token of each sequence from its row of `logits` `[sequences, vocab]`.
 
-    Takes one number from the `random` of each sequence that is not greedy, and changes nothing else. A row that cannot
-    be sampled (NaN, say) becomes that sequence's error and leaves the other rows alone.
+    Changes nothing: the same rows and sequences give the same tokens. A row that cannot be sampled (NaN, say) becomes
+    that sequence's error and leaves the other rows alone.
     """
     logits = logits.float()
-    uniforms = [0.0 if sequence.params.greedy else sequence.random.random() for sequence in sequences]
     result = StepResult()
     usable = []
     for row, finite in enumerate(torch.isfinite(logits).all(-1).tolist()):
@@ -32,49 +32,49 @@ def sample(logits: Tensor, sequences: list[Sequence]) -> StepResult:
                 "the model's logits hold NaN or infinite values for this request: check the weights and the dtype."
             )
     try:
-        _sample_rows(logits, sequences, uniforms, usable, result)
+        _sample_rows(logits, sequences, usable, result)
     except Exception:  # noqa: BLE001 - whatever went wrong, find the row it belongs to and keep it from the others
         for row in usable:
             try:
-                _sample_rows(logits, sequences, uniforms, [row], result)
+                _sample_rows(logits, sequences, [row], result)
             except Exception as error:  # noqa: BLE001 - becomes this request's typed error
-                failure = EngineError(f"sampling failed for this request ({error!r}): check its parameters.")
-                failure.__cause__ = error
+                failure = engine_error("sampling failed for this request", error, "check its parameters")
                 result.errors[sequences[row].seq_id] = failure
     return result
 
 
-def _sample_rows(
-    logits: Tensor, sequences: list[Sequence], uniforms: list[float], rows: list[int], result: StepResult
-) -> None:
+def _sample_rows(logits: Tensor, sequences: list[Sequence], rows: list[int], result: StepResult) -> None:
     """Sample the given rows and put their tokens into `result`; an exception leaves `result` as it was."""
     if not rows:
         return
     if len(rows) < len(sequences):
         logits = logits[rows]
     chosen = [sequences[row] for row in rows]
-    token_ids = _choose(logits, chosen, [uniforms[row] for row in rows])
+    token_ids = _choose(logits, chosen)
     logprobs = _logprobs(logits, chosen, token_ids)
     for sequence, token_id, top in zip(chosen, token_ids, logprobs, strict=True):
         result.tokens[sequence.seq_id] = SampledToken(token_id, top[token_id][0] if top else None, top)
 
 
-def _choose(logits: Tensor, sequences: list[Sequence], uniforms: list[float]) -> list[int]:
+def _choose(logits: Tensor, sequences: list[Sequence]) -> list[int]:
     """Penalties, then argmax for greedy rows; temperature, min_p, top_k, top_p and a draw for the others."""
-    params = [sequence.params for sequence in sequences]
-    logits = _forbid_early_stop(logits, sequences)
-    logits = _penalize(logits, sequences)
-    token_ids = logits.argmax(-1)
-    drawn = [row for row, each in enumerate(params) if not each.greedy]
+    logits = logits.clone()
+    _forbid_early_stop(logits, sequences)
+    _penalize(logits, sequences)
+    drawn = [row for row, each in enumerate(sequences) if not each.params.greedy]
     if drawn:
-        settings = [params[row] for row in drawn]
+        settings = [sequences[row].params for row in drawn]
         scaled = logits[drawn] / _column(settings, logits, lambda each: each.temperature)[:, None]
-        numbers = torch.tensor([uniforms[row] for row in drawn], dtype=torch.float64, device=logits.device)
-        token_ids[drawn] = change.draw(_filter(scaled, settings), numbers)
-    result = token_ids.tolist()
-    if max(result) >= logits.shape[-1]:  # what a search in NaN finds
-        raise EngineError("the penalties and filters leave no token with a probability: use milder ones.")
-    return result
+        logits[drawn] = _filter(scaled, settings)
+    # A maximum of -inf: every token is forbidden. NaN or inf: a setting so extreme that it left float32's range.
+    if not torch.isfinite(logits.amax(-1)).all():
+        raise EngineError("the request's parameters leave no token with a probability: use milder ones.")
+    token_ids = logits.argmax(-1)
+    if drawn:
+        uniforms = [sequences[row].uniform() for row in drawn]
+        numbers = torch.tensor(uniforms, dtype=torch.float64, device=logits.device)
+        token_ids[drawn] = change.draw(logits[drawn], numbers)
+    return token_ids.tolist()
 
 
 def _filter(logits: Tensor, params: list[SamplingParams]) -> Tensor:
@@ -93,28 +93,21 @@ def _filter(logits: Tensor, params: list[SamplingParams]) -> Tensor:
     return logits
 
 
-def _forbid_early_stop(logits: Tensor, sequences: list[Sequence]) -> Tensor:
-    """Set the tokens that would end a sequence before its min_tokens to -inf, in a copy if there are any."""
-    early = [
-        (row, sorted(each.stop_ids))
-        for row, each in enumerate(sequences)
-        if len(each.output_token_ids) < each.params.min_tokens and each.stop_ids
-    ]
-    if early:
-        logits = logits.clone()
-    for row, stop_ids in early:
-        logits[row, stop_ids] = -torch.inf
-    return logits
+def _forbid_early_stop(logits: Tensor, sequences: list[Sequence]) -> None:
+    """Set the tokens that would end a sequence before its min_tokens to -inf, in place."""
+    for row, each in enumerate(sequences):
+        if len(each.output_token_ids) < each.params.min_tokens and each.stop_ids:
+            logits[row, sorted(each.stop_ids)] = -torch.inf
 
 
-def _penalize(logits: Tensor, sequences: list[Sequence]) -> Tensor:
+def _penalize(logits: Tensor, sequences: list[Sequence]) -> None:
+    """Apply the penalties to the rows that ask for them, in place."""
     rows = [row for row, each in enumerate(sequences) if _has_penalty(each.params)]
     if not rows:
-        return logits
+        return
     chosen = [sequences[row] for row in rows]
     params = [each.params for each in chosen]
     vocab, device = logits.shape[-1], logits.device
-    logits = logits.clone()
     logits[rows] = change.penalize(
         logits[rows],
         change.count_tokens([each.prompt_token_ids for each in chosen], vocab, device),
@@ -123,7 +116,6 @@ def _penalize(logits: Tensor, sequences: list[Sequence]) -> Tensor:
         _column(params, logits, lambda each: each.presence_penalty),
         _column(params, logits, lambda each: each.frequency_penalty),
     )
-    return logits
 
 
 def _has_penalty(params: SamplingParams) -> bool:

@@ -24,7 +24,8 @@ class SamplingParams:
       occurrence. `repetition_penalty`: divides (negative: multiplies) the logit of each token in prompt or output.
     - `seed`: makes the request repeatable whatever runs beside it; None draws from the engine's own seed.
     - `stop`: strings that end the text; `stop_token_ids`: tokens that do; `ignore_eos`: go on after end-of-sequence.
-    - `max_tokens`: at most so many new tokens; None means up to the model's context. `min_tokens`: no stop before.
+    - `max_tokens`: at most so many new tokens; None means up to the model's context. `min_tokens`: none of the first
+      so many tokens ends the request, neither as a stop token nor because its text completes a stop string.
     - `logprobs`: also return the log-probabilities of so many most likely tokens (-1: all) and of the chosen one, under
       the model's own distribution, before temperature, penalties or filters.
     - `detokenize`: turn tokens into text; `skip_special_tokens`; `include_stop_str_in_output`.

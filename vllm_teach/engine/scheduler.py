@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from vllm_teach.engine.config import check_batch_limits
 from vllm_teach.engine.request import SampledToken, Sequence, SequenceStatus
-from vllm_teach.errors import InvalidArgumentError, PromptTooLongError, VllmTeachError
+from vllm_teach.errors import PromptTooLongError, VllmTeachError
 from vllm_teach.kvcache.manager import ContiguousKVCacheManager
 
 
@@ -71,13 +72,7 @@ class Scheduler:
     """
 
     def __init__(self, kv: ContiguousKVCacheManager, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
-        if max_num_seqs < 1:
-            raise InvalidArgumentError(f"max_num_seqs={max_num_seqs} is not valid: use a whole number from 1.")
-        if max_num_batched_tokens < max_num_seqs:
-            raise InvalidArgumentError(
-                f"max_num_batched_tokens={max_num_batched_tokens} is not valid: every running sequence takes a token a "
-                f"step, so use at least max_num_seqs, which is {max_num_seqs}."
-            )
+        check_batch_limits(max_num_seqs, max_num_batched_tokens)
         self.kv = kv
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -126,9 +121,9 @@ class Scheduler:
                 continue
             sequence.num_computed += item.num_tokens
             self.kv.store(sequence.seq_id, item.num_tokens)
-            token_id = result.tokens[sequence.seq_id].token_id
-            sequence.output_token_ids.append(token_id)
-            self._stop_at_end(sequence, token_id)
+            sequence.new_token = result.tokens[sequence.seq_id]
+            sequence.output_token_ids.append(sequence.new_token.token_id)
+            self._stop_at_end(sequence, sequence.new_token.token_id)
         return [item.sequence for item in plan.items]
 
     def finish(

@@ -7,6 +7,7 @@ The top-level folder has no `__init__.py` on purpose: as a regular package it wo
 from pathlib import Path
 
 from vllm_teach import resources
+from vllm_teach.errors import ResourceNotFoundError
 
 # In a checkout this makes `vllm_teach.kernels.triton_kernels` importable from the repository's folder.
 __path__ = [str(Path(__file__).parent), *([str(resources.folder("kernels"))] if resources.checkout_root() else [])]
@@ -15,9 +16,12 @@ __path__ = [str(Path(__file__).parent), *([str(resources.folder("kernels"))] if 
 def source(name: str) -> str:
     """Return the text of the kernel source `name`, a path such as `"triton_kernels/online_softmax.py"`.
 
-    Raises FileNotFoundError when there is no such file.
+    Raises ResourceNotFoundError when there is no such file.
     """
-    return (resources.folder("kernels") / name).read_text(encoding="utf-8")
+    file = resources.folder("kernels") / name
+    if not file.is_file():
+        raise ResourceNotFoundError(f"name={name!r} is no kernel source: choose one of {', '.join(list_sources())}.")
+    return file.read_text(encoding="utf-8")
 
 
 def list_sources() -> list[str]:

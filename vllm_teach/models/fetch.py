@@ -162,5 +162,6 @@ def _check(file: Path, expected: str) -> None:
         actual = hashlib.file_digest(content, "sha256").hexdigest()
     if actual != expected:
         raise DownloadError(
-            f"{file.name} was damaged on its way (SHA-256 {actual}, expected {expected}): fetch it again."
+            f"{file.name} was damaged on its way (SHA-256 {actual}, expected {expected}): "
+            "nothing was kept, fetch again."
         )

@@ -22,11 +22,11 @@ def item(seq_id: int, tokens: int, prefill: bool) -> Any:
     return SimpleNamespace(sequence=SimpleNamespace(seq_id=seq_id), num_tokens=tokens, is_prefill=prefill)
 
 
-def test_blocks_follow_one_another_to_scale() -> None:
+def test_bars_follow_one_another_to_scale() -> None:
     data = timeline(STEPS)
     assert data.edges == pytest.approx((0, 0.2, 0.25, 0.4, 0.45))
-    c = [block for block in data.blocks if block.request == "C"]
-    assert [(block.start, block.tokens, block.phase) for block in c] == [
+    c = [bar for bar in data.bars if bar.request == "C"]
+    assert [(bar.start, bar.tokens, bar.phase) for bar in c] == [
         (pytest.approx(0.25), 8, "prefill"),
         (pytest.approx(0.4), 1, "decode"),
     ]
@@ -41,7 +41,7 @@ def test_the_drawing_is_to_scale_in_milliseconds() -> None:
         for patch in figure.axes[0].patches
         if isinstance(patch, Rectangle)
     ]
-    wanted = [(1e3 * b.start, 1e3 * b.seconds, style.colour(b.phase)) for b in data.blocks]
+    wanted = [(1e3 * b.start, 1e3 * b.seconds, style.colour(b.phase)) for b in data.bars]
     assert [(pytest.approx(x), pytest.approx(w), fill) for x, w, fill in wanted] == drawn
     assert figure.axes[0].get_xlabel() == "time since the first step (ms)"
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["A", "B", "C"]
@@ -68,6 +68,18 @@ def test_a_step_is_recorded_under_the_requests_names() -> None:
         "B": SimpleNamespace(sequences=[SimpleNamespace(seq_id=5)]),
     }
     assert record_step(engine, requests) == Step(0.5, {"B": 7}, {"A": 1})
+
+
+def test_the_sequences_of_one_request_add_up() -> None:
+    items = [item(0, 10, True), item(1, 10, True), item(2, 4, True), item(3, 1, False), item(4, 1, False)]
+    engine: Any = SimpleNamespace(last_step=SimpleNamespace(seconds=0.5), last_plan=SimpleNamespace(items=items))
+    requests: Any = {
+        name: SimpleNamespace(sequences=[SimpleNamespace(seq_id=i) for i in ids])
+        for name, ids in {"A": (0, 1), "B": (2, 3, 4)}.items()
+    }
+    step = record_step(engine, requests)
+    assert step == Step(0.5, {"A": 20, "B": 4}, {"B": 2})
+    assert step_table([step]).splitlines()[1] == "   1    20     6    26 (prefill + decode)"
 
 
 def test_an_engine_that_made_no_step_is_refused() -> None:

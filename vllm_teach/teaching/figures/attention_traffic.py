@@ -93,7 +93,8 @@ def draw_traffic_by_tile(
 ) -> TileSweep:
     """Draw bytes moved against tile_q (causal, one head, fp16), a line per fast memory {bytes: name}; returns data.
 
-    At most two fast memories. Filled markers fit the fast memory; open ones do not, and spill.
+    At most two fast memories. Filled markers fit the fast memory; open ones do not, and spill. A dotted line stands at
+    the largest tile that fits.
     """
     sizes = {"batch": 1, "q_len": n, "kv_len": n, "q_heads": 1, "kv_heads": 1, "head_dim": head_dim, "input_bytes": 2}
     moved = {
@@ -118,7 +119,7 @@ def draw_traffic_by_tile(
         ax.plot([], [], f"{marker}-", color=colour, label=f"tiled, {name}")
         edge = data.largest_tile(fast)
         ax.axvline(edge, color=colour, linestyle=":", linewidth=1.5, zorder=1)
-        ax.text(edge / 1.03, top, f"fits {name}", ha="right", va="top", size=9.5, color=colour)
+        ax.text(edge / 1.03, top, name, ha="right", va="top", size=9.5, color=colour)
     ax.axhline(data.naive, color=style.colour("naive"), label="naive")
     style.label_axis(ax, "x", "tile_q", unit=f"rows; tile_k = {tile_k}", kind="tokens", log=2, ticks=tiles_q)
     style.label_axis(ax, "y", "bytes moved", kind="bytes", log=2)

@@ -48,7 +48,7 @@ def recompute(prompt_len: int, new_tokens: int) -> Recompute:
 
 
 def draw_recompute(prompt_len: int, new_tokens: int) -> tuple[Figure, Recompute]:
-    """Draw both as a grid, a row for each step and a column for each place in the text; returns figure and data."""
+    """Draw both as a grid, a row for each step and a column for each position in the text; returns figure and data."""
     data = recompute(prompt_len, new_tokens)
     width = prompt_len + new_tokens - 1
     # Cells are square: a panel is about 3.9 inches wide, and what stands above and below takes 1.3.

@@ -190,8 +190,9 @@ def _draw_bars(ax: Axes, bars: list[tuple[str, int, str]], title: str, end: int,
     for row, (_, size, concept) in enumerate(bars):
         ax.barh(row, size, color=style.colour(concept), height=0.62)
         inside = size > 0.6 * end
+        beside = size if inside else max(size, limit or 0)  # not across the limit's line
         ax.text(
-            size + (-0.02 if inside else 0.02) * end,
+            beside + (-0.02 if inside else 0.02) * end,
             row,
             style.format_bytes(size),
             ha="right" if inside else "left",

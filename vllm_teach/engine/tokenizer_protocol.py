@@ -1,4 +1,4 @@
-"""What the engine asks of a tokenizer."""
+"""What the engine asks of a tokenizer, so that any object with these methods will do."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class Decodes(Protocol):
     """The part of a tokenizer that turns ids into text."""
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Return the text of `ids`; bytes that are no whole character become U+FFFD."""
+        """Return the text of `ids`; bytes that are no whole character become U+FFFD, one or one for each byte."""
         ...
 
 

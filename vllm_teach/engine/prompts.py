@@ -1,0 +1,124 @@
+"""The forms in which a prompt may come (vLLM's): a text, token ids, or a dict with either; and conversations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from numbers import Integral
+from typing import Any, TypedDict
+
+from vllm_teach.engine.failure import engine_error
+from vllm_teach.engine.tokenizer_protocol import EngineTokenizer
+from vllm_teach.errors import InvalidArgumentError, VllmTeachError
+
+
+class TokensPrompt(TypedDict):
+    """A prompt as token ids, with the text they came from if there is one."""
+
+    prompt_token_ids: list[int]
+    prompt: str | None
+
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+Message = dict[str, str]
+Conversation = Sequence[Message]
+
+
+def read_prompt(prompt: Prompt, tokenizer: EngineTokenizer, vocab_size: int) -> TokensPrompt:
+    """Return the prompt as token ids, each checked.
+
+    Raises InvalidArgumentError for one that is empty or no text or ids of this model, and EngineError when the
+    tokenizer fails on it.
+    """
+    text, token_ids = _parts(prompt)
+    if token_ids is None:
+        token_ids = _encode(text, tokenizer) if text else []
+    for token_id in token_ids:
+        if not _is_whole(token_id) or not 0 <= token_id < vocab_size:
+            raise InvalidArgumentError(
+                f"the prompt holds {token_id!r}, which is no token id: use whole numbers from 0 to {vocab_size - 1}."
+            )
+    if not token_ids:
+        raise InvalidArgumentError(f"prompt={prompt!r} is empty: give at least one token.")
+    return {"prompt_token_ids": [int(token_id) for token_id in token_ids], "prompt": text}
+
+
+def render_chat(conversation: Conversation, tokenizer: EngineTokenizer) -> TokensPrompt:
+    """Return the prompt of a conversation, a list of dicts with `role` and `content`, by the model's chat template.
+
+    Raises InvalidArgumentError for what is no conversation or what the template refuses, and EngineError when the
+    tokenizer fails on it.
+    """
+    form = "use a list of dicts with 'role' and 'content', both strings"
+    if not isinstance(conversation, list | tuple) or not conversation:
+        raise InvalidArgumentError(f"messages={conversation!r} is not valid: {form}, at least one.")
+    for message in conversation:
+        if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
+            raise InvalidArgumentError(f"messages holds {message!r}, which is not valid: {form}.")
+    try:
+        token_ids = list(tokenizer.apply_chat_template(list(conversation)))
+    except VllmTeachError:
+        raise
+    except Exception as error:
+        raise _typed(error, "the conversation") from error
+    return {"prompt_token_ids": token_ids, "prompt": None}
+
+
+def list_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """Return the prompts as a list; a text, a dict, or a list that holds only whole numbers, is a single prompt."""
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if not isinstance(prompts, list | tuple):
+        raise InvalidArgumentError(
+            f"prompts is of type {type(prompts).__name__}, which is not valid: use a text, token ids or a list of them."
+        )
+    single = bool(prompts) and all(isinstance(each, Integral) for each in prompts)
+    return [prompts] if single else list(prompts)
+
+
+def list_conversations(messages: Conversation | Sequence[Conversation]) -> list[Conversation]:
+    """Return the conversations as a list; a list of messages is a single one."""
+    if not isinstance(messages, list | tuple) or not messages:
+        raise InvalidArgumentError(
+            f"messages={messages!r} is not valid: use a list of dicts with 'role' and 'content', or several such lists."
+        )
+    return list(messages) if any(isinstance(each, list | tuple) for each in messages) else [messages]
+
+
+def _parts(prompt: Prompt) -> tuple[str | None, Sequence[int] | None]:
+    """Return (text, None), or (text or None, token ids)."""
+    if isinstance(prompt, Mapping):
+        text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+        known = prompt.keys() <= {"prompt", "prompt_token_ids"}
+        if not known or (text is None and token_ids is None) or not isinstance(text, str | None):
+            raise InvalidArgumentError(
+                f"the prompt has the keys {sorted(map(str, prompt))}, which is not valid: use 'prompt' with a text or "
+                "'prompt_token_ids' with a list of token ids."
+            )
+    elif isinstance(prompt, str):
+        text, token_ids = prompt, None
+    else:
+        text, token_ids = None, prompt
+    if token_ids is not None and not isinstance(token_ids, list | tuple):
+        raise InvalidArgumentError(
+            f"the prompt is of type {type(token_ids).__name__}, which is not valid: use a text or a list of token ids."
+        )
+    return text, token_ids
+
+
+def _encode(text: str, tokenizer: EngineTokenizer) -> list[int]:
+    try:
+        return list(tokenizer.encode(text))
+    except VllmTeachError:
+        raise
+    except Exception as error:
+        raise _typed(error, "the prompt") from error
+
+
+def _typed(error: Exception, what: str) -> VllmTeachError:
+    if isinstance(error, UnicodeError | TypeError):  # half of a surrogate pair is a str, but no text
+        return InvalidArgumentError(f"{what} is no valid text ({error}): remove what is broken.")
+    return engine_error(f"the tokenizer failed on {what}", error, "check the tokenizer")
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
