@@ -75,6 +75,50 @@ def test_another_thread_does_not_see_the_context():
     assert tally.flops == 0
 
 
+def test_what_is_started_inside_the_block_is_counted():
+    async def work(flops: int) -> None:
+        counters.report("a", flops=flops)
+
+    async def main() -> int:
+        elsewhere = asyncio.create_task(work(100))  # its context is the one it was created in
+        with counters.count() as tally:
+            await elsewhere
+            inside = asyncio.create_task(work(1))
+            await asyncio.to_thread(counters.report, "a", flops=10)
+        await inside
+        late = asyncio.create_task(work(1000))
+        await late
+        return tally.flops
+
+    assert asyncio.run(main()) == 11
+
+
+def test_a_task_that_outlives_the_block_is_still_counted():
+    async def work() -> None:
+        counters.report("a", flops=1)
+
+    async def main() -> tuple[int, int]:
+        with counters.count() as tally:
+            inside = asyncio.create_task(work())
+        before = tally.flops
+        await inside
+        return before, tally.flops
+
+    assert asyncio.run(main()) == (0, 1)
+
+
+def test_charging_a_step_many_times_is_reporting_it_as_often():
+    step = {"flops": 2, "bytes_read": 3, "bytes_written": 5, "working_set_bytes": 100, "spill_bytes": 7}
+    for fast_memory in (99, 100):
+        with counters.count(fast_memory) as reported:
+            for _ in range(3):
+                counters.report("a", **step)
+        charged = counters.Tally(fast_memory_bytes=fast_memory)
+        charged.charge("a", step, times=3)
+        assert charged == reported
+    assert totals(charged) == (6, 9, 15, 24)
+
+
 def test_concurrent_tasks_count_apart():
     async def work(flops: int) -> int:
         with counters.count() as tally:

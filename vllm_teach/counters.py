@@ -22,7 +22,7 @@ Libraries that compute attention inside one call of their own (PyTorch's SDPA, f
 their loops cannot be seen from here.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -62,8 +62,21 @@ class Tally(Work):
     fast_memory_bytes: int = 100 * 1024
     by_name: dict[str, Work] = field(default_factory=dict)
 
+    def charge(self, name: str, amounts: Mapping[str, int], times: int = 1) -> None:
+        """Add a step that is done `times` times, in place; `amounts` are `report`'s arguments, each of them there or 0.
 
-# A tuple and not a list: each context sees the contexts around it, and a task or thread started elsewhere sees none.
+        A working set larger than the fast memory adds the spill to the bytes written and to the bytes read.
+        """
+        spills = amounts.get("working_set_bytes", 0) > self.fast_memory_bytes
+        spilled = amounts.get("spill_bytes", 0) if spills else 0
+        flops = times * amounts.get("flops", 0)
+        read = times * (amounts.get("bytes_read", 0) + spilled)
+        written = times * (amounts.get("bytes_written", 0) + spilled)
+        self.add(flops, read, written)
+        self.by_name.setdefault(name, Work()).add(flops, read, written)
+
+
+# A tuple and not a list: opening or closing a context changes nothing for tasks that are already running beside it.
 _open_tallies: ContextVar[tuple[Tally, ...]] = ContextVar("vllm_teach_open_tallies", default=())
 
 
@@ -72,7 +85,9 @@ def count(fast_memory_bytes: int = 100 * 1024) -> Iterator[Tally]:
     """Yield a `Tally` that grows with every `report` made until the `with` block ends.
 
     Contexts nest, and every open one counts, each by its own `fast_memory_bytes`. The default of 100 KiB is about
-    what one thread block of an A100 can use. The context belongs to the thread (or asyncio task) that opened it.
+    what one thread block of an A100 can use. An asyncio task or `asyncio.to_thread` started inside the block inherits
+    the context and is counted, also after the block has ended; a plain `threading.Thread` and what runs elsewhere are
+    not.
 
     Raises InvalidArgumentError when `fast_memory_bytes` is not positive.
     """
@@ -113,6 +128,4 @@ def report(
         if amount < 0:
             raise InvalidArgumentError(f"{argument} of {name!r} is {amount}; report amounts that are not negative.")
     for tally in _open_tallies.get():
-        spilled = spill_bytes if working_set_bytes > tally.fast_memory_bytes else 0
-        tally.add(flops, bytes_read + spilled, bytes_written + spilled)
-        tally.by_name.setdefault(name, Work()).add(flops, bytes_read + spilled, bytes_written + spilled)
+        tally.charge(name, amounts)

@@ -29,6 +29,10 @@ class DownloadError(VllmTeachError):
     """A download failed, or brought other bytes than the ones whose checksum is known."""
 
 
+class CacheError(VllmTeachError):
+    """The folder for models, which VLLM_TEACH_HOME names, cannot be read or written, or is full."""
+
+
 class MissingDependencyError(VllmTeachError, ImportError):
     """An optional library is needed and absent; the message says what to install."""
 

@@ -5,7 +5,7 @@ recurrence (Milakov and Gimelshein, arXiv 1805.02867, algorithm 3) gets the firs
 any length, as only one tile of it is held at a time. `vllm_teach.attention.online_softmax` is the same with values.
 
 The kernel runs on a CUDA device, or on the CPU in Triton's interpreter when TRITON_INTERPRET=1 is set before this
-module is imported (the interpreter's bfloat16 is wrong: use float16 or float32 there).
+module is imported (not in bfloat16, which the interpreter rounds towards zero).
 """
 
 import torch
@@ -25,14 +25,19 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 def online_softmax_spec(x: torch.Tensor) -> torch.Tensor:
     """Return what the kernel must: the softmax of each row of x `[rows, cols]`, in float32, as x's dtype."""
-    scores = x.float()  # [rows, cols]
-    m = scores.amax(dim=1, keepdim=True)  # [rows, 1]
-    p = torch.exp(scores - torch.where(m == float("-inf"), 0.0, m))  # a row of only -inf gives 0, not NaN
-    return (p / p.sum(dim=1, keepdim=True).clamp(min=1.0)).to(x.dtype)  # the sum is at least 1 but for such a row
+    nothing = (x == float("-inf")).all(dim=1, keepdim=True)  # [rows, 1]; softmax gives NaN there, the kernel 0
+    return torch.softmax(x.float(), dim=1).masked_fill(nothing, 0.0).to(x.dtype)
 
 
 @triton.jit
-def online_softmax_kernel(x_ptr, out_ptr, x_row_stride, out_row_stride, cols, TILE: tl.constexpr):
+def online_softmax_kernel(
+    x_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    x_row_stride: tl.tensor,
+    out_row_stride: tl.tensor,
+    cols: tl.tensor,
+    TILE: tl.constexpr,
+) -> None:
     """One program computes one row of `cols` elements, TILE at a time; elements of a row are adjacent in memory."""
     row = tl.program_id(0).to(tl.int64)  # a row's offset may pass 2**31 elements
     x_row = x_ptr + row * x_row_stride
@@ -49,7 +54,7 @@ def online_softmax_kernel(x_ptr, out_ptr, x_row_stride, out_row_stride, cols, TI
         m = m_new
 
     shift = tl.where(m == float("-inf"), 0.0, m)
-    denominator = tl.maximum(l, 1.0)  # l >= 1 once a finite element was seen
+    denominator = tl.where(l == 0, 1.0, l)  # 0 only if all is -inf; NaN, from NaN or +inf in the row, must stay
     for start in range(0, cols, TILE):
         seen = start + lane < cols
         x = tl.load(x_row + start + lane, mask=seen, other=float("-inf")).to(tl.float32)
@@ -59,7 +64,8 @@ def online_softmax_kernel(x_ptr, out_ptr, x_row_stride, out_row_stride, cols, TI
 def online_softmax(x: torch.Tensor, tile: int = 1024) -> torch.Tensor:
     """Return the softmax of each row of x `[rows, cols]`, with statistics in float32, in x's dtype.
 
-    `tile`, a power of two, is how many elements a program holds at once. A row of only -inf gives 0.
+    `tile`, a power of two, is how many elements a program holds at once. A row of only -inf gives 0, and a row with
+    NaN or +inf in it gives NaN.
 
     Raises InvalidArgumentError for another rank, dtype, tile or device.
     """
@@ -67,15 +73,22 @@ def online_softmax(x: torch.Tensor, tile: int = 1024) -> torch.Tensor:
         raise InvalidArgumentError(
             f"x has shape {list(x.shape)} and dtype {x.dtype}; give [rows, cols] in float16, bfloat16 or float32."
         )
-    if tile <= 0 or tile & (tile - 1):
-        raise InvalidArgumentError(f"tile is {tile}; it must be a power of two.")
-    if x.device.type != "cuda" and not triton.knobs.runtime.interpret:
+    if type(tile) is not int or not 1 <= tile <= tl.TRITON_MAX_TENSOR_NUMEL or tile & (tile - 1):
+        raise InvalidArgumentError(f"tile is {tile!r}; give a power of two up to {tl.TRITON_MAX_TENSOR_NUMEL}.")
+    interpreted = triton.knobs.runtime.interpret
+    if x.device.type != "cuda" and not (interpreted and x.device.type == "cpu"):
         raise InvalidArgumentError(
-            f"x is on {x.device}; move it to a CUDA device, or set TRITON_INTERPRET=1 before importing this module."
+            f"x is on {x.device}; move it to a CUDA device, or set TRITON_INTERPRET=1 before importing this module and "
+            "move it to the CPU."
+        )
+    if interpreted and x.dtype == torch.bfloat16:
+        raise InvalidArgumentError(
+            "x has dtype torch.bfloat16, which Triton's interpreter rounds towards zero; use float16 or float32 there."
         )
     x = x.contiguous()
     out = torch.empty_like(x)
     rows, cols = x.shape
     if rows > 0:
-        online_softmax_kernel[(rows,)](x, out, x.stride(0), out.stride(0), cols, TILE=tile)
+        with torch.cuda.device_of(x):  # Triton launches on the current device, which need not be x's
+            online_softmax_kernel[(rows,)](x, out, x.stride(0), out.stride(0), cols, TILE=tile)
     return out

@@ -46,3 +46,29 @@ def test_tensors_that_do_not_fit_are_refused_by_name(attention, call):
     message = str(raised.value)
     assert all(word in message for word in words), message
     assert message.count("\n") == 0
+
+
+SIZES = {"batch": 2, "q_len": 5, "kv_len": 7, "q_heads": 9, "kv_heads": 3, "head_dim": 64}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"batch": -1},
+        {"q_len": -5},
+        {"kv_len": 1.5},
+        {"q_heads": 0},
+        {"kv_heads": True},
+        {"head_dim": 0},
+        {"q_heads": 8},
+    ],
+    ids=str,
+)
+def test_sizes_that_cannot_be_are_refused_by_name(change):
+    ((name, value),) = change.items()
+    with pytest.raises(InvalidArgumentError, match=f"^{name} is {value}; .*\\.$"):
+        AttentionShape(**SIZES | change)
+
+
+def test_a_shape_may_have_no_rows():
+    assert AttentionShape(**SIZES | {"batch": 0, "q_len": 0, "kv_len": 0}).causal_offset == 0

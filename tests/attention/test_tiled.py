@@ -204,7 +204,7 @@ def test_grouped_heads_do_not_repeat_the_keys(peak_bytes):
 
 
 @pytest.mark.parametrize("tile", ["tile_q", "tile_k"])
-@pytest.mark.parametrize("size", [0, -3])
+@pytest.mark.parametrize("size", [0, -3, 1.5])
 def test_a_tile_that_is_not_positive_is_refused(make_qkv, tile, size):
     with pytest.raises(InvalidArgumentError, match=f"{tile} is {size};"):
         flash_attention_forward(*make_qkv(), **{tile: size})

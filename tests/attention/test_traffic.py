@@ -6,8 +6,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from vllm_teach import counters
 from vllm_teach.attention.reference import naive_attention
+from vllm_teach.attention.shapes import AttentionShape
 from vllm_teach.attention.tiled import flash_attention_forward
-from vllm_teach.attention.traffic import choose_tile, naive_traffic, tiled_traffic, working_set_bytes
+from vllm_teach.attention.traffic import choose_tile, naive_traffic, tile_pairs, tiled_traffic, working_set_bytes
 from vllm_teach.errors import InvalidArgumentError
 
 BIG = 2**40
@@ -92,7 +93,7 @@ def test_naive_counts_what_pytorch_was_asked_for(sizes, dtype):
     assert tally.flops == seen.flops
     assert tally.bytes_read == (operands + seen.softmax_elements) * element
     assert tally.bytes_written == (results + seen.softmax_elements) * element
-    assert as_work(tally) == naive_traffic(**sizes, input_bytes=element)
+    assert tally == naive_traffic(**sizes, input_bytes=element)  # in total and step by step
 
 
 @pytest.mark.parametrize("fast_memory", [BIG, 1])
@@ -107,7 +108,7 @@ def test_tiled_counts_what_pytorch_was_asked_for(sizes, dtype, causal, fast_memo
     assert tally.flops == seen.flops
     assert as_work(tally) == brute_force_tiled(sizes, element, causal, tile_q, tile_k, fast_memory)
     arguments = {"causal": causal, "tile_q": tile_q, "tile_k": tile_k, "fast_memory_bytes": fast_memory}
-    assert as_work(tally) == tiled_traffic(**sizes, input_bytes=element, **arguments)
+    assert tally == tiled_traffic(**sizes, input_bytes=element, **arguments)  # in total and step by step
     if fast_memory == BIG:
         group = sizes["q_heads"] // sizes["kv_heads"]  # the products share a K or V tile, a GPU's programs do not
         loaded = group * element * sum(right.numel() for _, right in seen.products)
@@ -128,7 +129,7 @@ def test_a_tile_pair_spills_from_the_first_byte_that_does_not_fit(dtype, element
         moved[fast_memory] = as_work(tally)
         assert as_work(tally) == brute_force_tiled(sizes, element, False, tile_q, tile_k, fast_memory)
         arguments = {"tile_q": tile_q, "tile_k": tile_k, "fast_memory_bytes": fast_memory}
-        assert as_work(tally) == tiled_traffic(**sizes, input_bytes=element, **arguments)
+        assert tally == tiled_traffic(**sizes, input_bytes=element, **arguments)
     assert moved[resident - 1].bytes_written > moved[resident].bytes_written
 
 
@@ -203,9 +204,54 @@ def test_known_tiles():
     assert choose_tile(128, 2, 100 * 1024) == (64, 64)
 
 
-@pytest.mark.parametrize("argument", [0, 1, 2])
-def test_choose_tile_refuses_what_is_not_positive(argument):
-    arguments = [64, 2, 1000]
-    arguments[argument] = 0
-    with pytest.raises(InvalidArgumentError, match="is 0; it must be positive"):
-        choose_tile(*arguments)
+@pytest.mark.parametrize("argument", ["head_dim", "input_bytes", "fast_memory_bytes"])
+@pytest.mark.parametrize("value", [0, 2.5])
+def test_choose_tile_refuses_what_is_not_positive(argument, value):
+    arguments = {"head_dim": 64, "input_bytes": 2, "fast_memory_bytes": 1000, argument: value}
+    with pytest.raises(InvalidArgumentError, match=f"^{argument} is {value}; .*\\.$"):
+        choose_tile(**arguments)
+
+
+def test_the_cost_of_asking_grows_with_the_q_tiles_and_not_with_the_pairs(monkeypatch):
+    """Counted in calls of `charge`, since seconds depend on the machine."""
+    sizes = {"batch": 1, "q_heads": 1, "kv_heads": 1, "head_dim": 64, "input_bytes": 2, "causal": True}
+    charge, calls = counters.Tally.charge, []
+    monkeypatch.setattr(counters.Tally, "charge", lambda *args, **kwargs: calls.append(charge(*args, **kwargs)))
+    tiled_traffic(q_len=131_072, kv_len=131_072, **sizes)
+    assert len(calls) == 3 * 1024
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"q_len": -5},
+        {"kv_len": -1},
+        {"batch": -2},
+        {"head_dim": 0},
+        {"q_heads": 0},
+        {"kv_heads": 0},
+        {"input_bytes": 0},
+    ],
+    ids=str,
+)
+def test_sizes_that_cannot_be_are_refused(change):
+    ((name, value),) = change.items()
+    for traffic in (naive_traffic, tiled_traffic):
+        with pytest.raises(InvalidArgumentError, match=f"^{name} is {value}; .*\\.$"):
+            traffic(**SIZES["square"] | {"input_bytes": 2} | change)
+
+
+@pytest.mark.parametrize(
+    "change", [{"tile_q": 0}, {"tile_q": -3}, {"tile_k": -1}, {"tile_k": 0}, {"tile_q": 1.5}], ids=str
+)
+def test_tiles_that_cannot_be_are_refused(change):
+    ((name, value),) = change.items()
+    with pytest.raises(InvalidArgumentError, match=f"^{name} is {value}; .*\\.$"):
+        tiled_traffic(**SIZES["square"], input_bytes=2, **change)
+    with pytest.raises(InvalidArgumentError, match=f"^{name} is {value}; .*\\.$"):
+        list(tile_pairs(AttentionShape(**SIZES["square"]), True, **{"tile_q": 16, "tile_k": 16} | change))
+
+
+def test_a_fast_memory_of_nothing_is_refused():
+    with pytest.raises(InvalidArgumentError, match=r"^fast_memory_bytes is 0; .*\.$"):
+        tiled_traffic(**SIZES["square"], input_bytes=2, fast_memory_bytes=0)

@@ -2,16 +2,20 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 
-from vllm_teach import backends
+from vllm_teach import backends, counters
 from vllm_teach.attention.reference import naive_attention
+from vllm_teach.attention.traffic import naive_traffic
 from vllm_teach.backends.spec import AttentionSpec
 from vllm_teach.errors import InvalidArgumentError
 
 ALWAYS = ["naive", "tiled", "sdpa"]
+SLIDING = ["naive", "sdpa"]
+SERVED_BY_ALL = AttentionSpec(2, 4, 4, 2, 2, 64, torch.float16, "cuda", causal=True)
 
 
 @pytest.mark.parametrize("heads", [(2, 2), (9, 3), (4, 1)], ids=str)
@@ -36,13 +40,52 @@ def test_it_keeps_the_dtype(make_qkv, name, dtype):
     torch.testing.assert_close(out.double(), exact, rtol=0, atol=8 * torch.finfo(dtype).eps)
 
 
-@pytest.mark.parametrize("name", ["naive", "tiled"])
-def test_run_with_lse(make_qkv, name):
-    q, k, v = make_qkv(20, 12)
-    out, lse = backends.get(name).run_with_lse(q, k, v, causal=True, scale=0.5)
-    expected_out, expected_lse = naive_attention(q, k, v, causal=True, scale=0.5, return_lse=True)
-    torch.testing.assert_close(out, expected_out, rtol=0, atol=1e-12)
-    torch.testing.assert_close(lse, expected_lse, rtol=0, atol=1e-12)
+@pytest.mark.parametrize("heads", [(2, 2), (9, 3)], ids=str)
+@pytest.mark.parametrize(
+    ("q_len", "kv_len", "window"),
+    [(9, 9, 3), (1, 12, 5), (4, 12, 5), (12, 4, 2), (6, 6, 1), (6, 6, 5), (6, 6, 6), (6, 9, 100), (3, 0, 2), (0, 3, 2)],
+)
+@pytest.mark.parametrize("name", SLIDING)
+def test_a_window_hides_all_but_the_last_keys(make_qkv, name, q_len, kv_len, window, heads):
+    q, k, v = make_qkv(q_len, kv_len, *heads)
+    visible = [[0 <= i + kv_len - q_len - j < window for j in range(kv_len)] for i in range(q_len)]
+    mask = torch.tensor(visible, dtype=torch.bool).reshape(q_len, kv_len)
+    out = backends.get(name).run(q, k, v, causal=True, scale=0.3, window=window)
+    torch.testing.assert_close(out, naive_attention(q, k, v, scale=0.3, mask=mask), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", backends.names())
+def test_a_window_is_supported_or_refused_with_a_reason(make_qkv, name):
+    backend, spec = backends.get(name), replace(SERVED_BY_ALL, window=3)
+    refusal = None if name in SLIDING else f"{name} has no sliding window, and one of 3 keys hides some of 4; "
+    reason = backend.supports(spec)
+    assert reason is None if refusal is None else reason.startswith(refusal)
+    assert backend.supports(replace(spec, window=4)) is None  # hides nothing
+    if refusal is not None:  # before the library is looked for
+        with pytest.raises(InvalidArgumentError, match=f"^{refusal}.*\\.$"):
+            backend.run(*make_qkv(4, 4), causal=True, window=3)
+
+
+@pytest.mark.parametrize("name", backends.names())
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"window": 0, "causal": True}, "window is 0; give a whole number from 1"),
+        ({"window": 2.5, "causal": True}, "window is 2.5; give a whole number from 1"),
+        ({"window": 3}, "window is 3 and causal False"),
+    ],
+)
+def test_a_window_that_means_nothing_is_refused(make_qkv, name, arguments, words):
+    with pytest.raises(InvalidArgumentError, match=words):
+        backends.get(name).run(*make_qkv(4, 4), **arguments)
+
+
+def test_a_window_in_the_naive_backend_is_counted():
+    q, k, v = (torch.randn(1, 50, 2, 8, dtype=torch.float16) for _ in range(3))
+    with counters.count() as tally:
+        backends.get("naive").run(q, k, v, causal=True, window=7)
+    plain = naive_traffic(batch=1, q_len=50, kv_len=50, q_heads=2, kv_heads=2, head_dim=8, input_bytes=2)
+    assert tally.bytes_moved == plain.bytes_moved + 50 * 50  # its mask, a byte an element
 
 
 @pytest.mark.parametrize("name", ALWAYS)
@@ -50,18 +93,6 @@ def test_tensors_that_do_not_fit_are_refused(make_qkv, name):
     q, k, v = make_qkv(4, 4, 4, 3)
     with pytest.raises(InvalidArgumentError, match="4 heads of q"):
         backends.get(name).run(q, k, v)
-
-
-@pytest.mark.parametrize("name", backends.names())
-def test_a_backend_with_lse_can_return_it(name, make_qkv):
-    backend = backends.get(name)
-    q, k, v = make_qkv(4, 4, dtype=torch.float16)
-    spec = AttentionSpec.of(q, k, v, needs_lse=True)
-    assert hasattr(backend, "run_with_lse") == ("log-sum-exp" not in (backend.supports(on_cuda(spec)) or ""))
-
-
-def on_cuda(spec: AttentionSpec) -> AttentionSpec:
-    return AttentionSpec(**{**vars(spec), "device": "cuda"})
 
 
 def test_names_and_their_modules():
@@ -81,21 +112,10 @@ def test_availability_names_every_backend_and_gives_reasons():
     assert all(reason is None or reason.endswith(".") for reason in found.values())
 
 
-def test_a_spec_is_read_from_tensors(make_qkv):
-    spec = AttentionSpec.of(*make_qkv(5, 7, 9, 3, torch.bfloat16), causal=True)
-    assert spec == AttentionSpec(
-        batch=2,
-        q_len=5,
-        kv_len=7,
-        q_heads=9,
-        kv_heads=3,
-        head_dim=16,
-        dtype=torch.bfloat16,
-        device="cpu",
-        causal=True,
-        needs_lse=False,
-    )
-    assert len({spec, AttentionSpec.of(*make_qkv(5, 7, 9, 3, torch.bfloat16), causal=True)}) == 1
+def test_a_spec_is_a_shape_and_refuses_what_a_shape_refuses():
+    assert SERVED_BY_ALL.group == 1
+    with pytest.raises(InvalidArgumentError, match="q_heads is 3"):
+        replace(SERVED_BY_ALL, q_heads=3)
 
 
 def test_the_registry_loads_no_library_it_is_not_asked_for():

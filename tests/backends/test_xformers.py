@@ -1,4 +1,5 @@
 import sys
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -85,8 +86,21 @@ def test_the_machine_is_asked_for_a_gpu(monkeypatch):
 
 @pytest.mark.parametrize(
     ("change", "word"),
-    [({"device": "cpu"}, "cpu"), ({"dtype": torch.float64}, "float64"), ({"needs_lse": True}, "log-sum-exp")],
+    [
+        ({"device": "cpu"}, "cpu"),
+        ({"dtype": torch.float64}, "float64"),
+        ({"head_dim": 60}, "multiples of 8 as head_dim, not 60"),
+        ({"head_dim": 100, "dtype": torch.bfloat16}, "multiples of 8 as head_dim, not 100"),
+        ({"head_dim": 66, "dtype": torch.float32}, "multiples of 4 as head_dim, not 66"),
+    ],
+    ids=str,
 )
 def test_calls_it_cannot_serve(change, word):
     assert xformers.supports(SPEC) is None
-    assert word in xformers.supports(AttentionSpec(**{**vars(SPEC), **change}))
+    assert word in xformers.supports(replace(SPEC, **change))
+
+
+def test_head_sizes_that_its_kernels_load_whole_are_served():
+    assert xformers.supports(replace(SPEC, head_dim=72)) is None
+    assert xformers.supports(replace(SPEC, head_dim=100, dtype=torch.float32)) is None
+    assert xformers.supports(replace(SPEC, head_dim=512)) is None

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from vllm_teach.engine.llm import LLM
+from vllm_teach.engine.llm_engine import LLMEngine
 from vllm_teach.engine.request import Sequence
 from vllm_teach.engine.sampling_params import SamplingParams
 from vllm_teach.models.config import ModelConfig
@@ -45,7 +46,7 @@ def byte_tokenizer() -> ByteTokenizer:
 
 @pytest.fixture(scope="session")
 def tiny_model() -> Decoder:
-    config = ModelConfig("LlamaForCausalLM", 259, 32, 48, 2, 4, 2, 8, 128, eos_token_ids=(EOS,))
+    config = ModelConfig("LlamaForCausalLM", 259, 32, 48, 2, 4, 2, 8, 128)
     model = Decoder(config).init_random(seed=1)
     for name, parameter in model.named_parameters():
         if not name.endswith("norm.weight"):
@@ -64,13 +65,34 @@ def make_llm(tiny_model: Decoder, byte_tokenizer: ByteTokenizer) -> Callable[...
     return make
 
 
+@pytest.fixture(scope="session")
+def assert_empty() -> Callable[[LLMEngine], None]:
+    """Return a check that nothing of any request is left in an engine, however it ended."""
+
+    def check(engine: LLMEngine) -> None:
+        assert engine.kv.slots_held == engine.kv.tokens_stored == 0
+        assert engine.kv.longest_free_run == engine.kv.num_slots
+        assert not engine.scheduler.waiting
+        assert not engine.scheduler.running
+        assert not engine.has_unfinished_requests()
+
+    return check
+
+
 @pytest.fixture
-def llm(make_llm: Callable[..., LLM]) -> Iterator[LLM]:
+def engine(make_llm: Callable[..., LLM], assert_empty: Callable[[LLMEngine], None]) -> Iterator[LLMEngine]:
+    """The engine of one; whatever the test does, nothing of a request may be left in it."""
+    engine = make_llm().engine
+    yield engine
+    assert_empty(engine)
+
+
+@pytest.fixture
+def llm(make_llm: Callable[..., LLM], assert_empty: Callable[[LLMEngine], None]) -> Iterator[LLM]:
     """One of them; whatever the test does, nothing of a request may be left in it."""
     llm = make_llm()
     yield llm
-    assert llm.engine.kv.slots_held == 0
-    assert not llm.engine.has_unfinished_requests()
+    assert_empty(llm.engine)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import random
 
+import numpy as np
 import pytest
 
 from vllm_teach import SamplingParams
@@ -35,6 +36,22 @@ def test_forms_of_prompts_and_their_order(llm):
     assert [output.prompt for output in mixed] == ["abc", None, "z"]
     assert tokens(mixed)[0] == tokens(one)[0]
     assert len(tokens(mixed)[1]) <= 2
+
+
+def test_dicts_and_numpy_numbers(llm):
+    expected = tokens(llm.generate("abc", GREEDY, use_tqdm=False))
+    for prompt in ({"prompt": "abc"}, {"prompt_token_ids": [97, 98, 99]}, [np.int64(id) for id in (97, 98, 99)]):
+        assert tokens(llm.generate(prompt, GREEDY, use_tqdm=False)) == expected
+        assert tokens(llm.generate([prompt, "z"], GREEDY, use_tqdm=False))[:1] == expected
+    assert llm.generate({"prompt": "abc"}, GREEDY, use_tqdm=False)[0].prompt == "abc"
+
+
+def test_each_text_is_tokenised_once(llm, monkeypatch):
+    encode, texts = type(llm.tokenizer).encode, []
+    monkeypatch.setattr(type(llm.tokenizer), "encode", lambda self, text: (texts.append(text), encode(self, text))[1])
+    llm.generate(["a", "b"], GREEDY, use_tqdm=False)
+    list(llm.stream("c", GREEDY))
+    assert texts == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize(

@@ -89,3 +89,91 @@ def test_an_interrupt_leaves_nothing_behind(llm, monkeypatch):
     assert llm.engine.kv.slots_held == 0
     assert not llm.engine.has_unfinished_requests()
     assert len(tokens(llm.generate("a", GREEDY, use_tqdm=False))[0]) == 10
+
+
+def test_interrupts_during_the_cleanup_leave_nothing_behind(llm, monkeypatch, assert_empty):
+    """Ctrl-C pressed again and again: each abort that is interrupted has freed already, and the next one follows."""
+
+    def interrupted(*args, **options):
+        raise KeyboardInterrupt
+
+    decode, once = type(llm.tokenizer).decode, broken_after(llm, 3, KeyboardInterrupt())
+
+    def execute(plan):
+        try:
+            return once(plan)
+        except KeyboardInterrupt:
+            monkeypatch.setattr(type(llm.tokenizer), "decode", interrupted)
+            raise
+
+    monkeypatch.setattr(llm.engine.runner, "execute", execute)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(["a", "b", "c"], GREEDY, use_tqdm=False)
+    assert_empty(llm.engine)
+    monkeypatch.setattr(type(llm.tokenizer), "decode", decode)
+    assert len(tokens(llm.generate("a", GREEDY, use_tqdm=False))[0]) == 10
+
+
+def test_an_interrupt_while_requests_are_added_leaves_nothing_behind(llm, monkeypatch):
+    encode = type(llm.tokenizer).encode
+
+    def interrupted(self, text):
+        if text == "b":
+            raise KeyboardInterrupt
+        return encode(self, text)
+
+    monkeypatch.setattr(type(llm.tokenizer), "encode", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(["a", "b", "c"], GREEDY, use_tqdm=False)
+
+
+def test_a_neighbours_interrupt_changes_no_seeded_stream(llm, monkeypatch):
+    params = SamplingParams(temperature=1.0, seed=0, max_tokens=30, ignore_eos=True)
+    expected = "".join(llm.stream("x", params))
+    pieces = llm.stream("x", params)
+    said = next(pieces)
+    execute, calls = llm.engine.runner.execute, []
+
+    def interrupted_after_sampling(plan):
+        result = execute(plan)
+        calls.append(plan)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return result
+
+    monkeypatch.setattr(llm.engine.runner, "execute", interrupted_after_sampling)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate("a", GREEDY, use_tqdm=False)
+    assert said + "".join(pieces) == expected
+
+
+@pytest.mark.parametrize("method", ["encode", "decode"])
+def test_a_tokenizer_that_fails_on_one_prompt_fails_that_one(llm, monkeypatch, method):
+    """In encode its text, in decode the end of its ids, with which its output's text has to begin."""
+    real = getattr(type(llm.tokenizer), method)
+
+    def broken(self, what, **options):
+        if what == "c" or (method == "decode" and 99 in what):
+            raise KeyError("no such token")
+        return real(self, what, **options)
+
+    monkeypatch.setattr(type(llm.tokenizer), method, broken)
+    outputs = llm.generate(["a", "c", [1]], SamplingParams(max_tokens=3, seed=0), use_tqdm=False, on_error="return")
+    assert [type(output.error) for output in outputs] == [type(None), EngineError, type(None)]
+    assert str(outputs[1].error).startswith("prompts[1]: ")
+    with pytest.raises(EngineError, match=r"^prompts\[1\]: .*no such token"):
+        llm.generate(["a", "c", [1]], use_tqdm=False)
+    with pytest.raises(EngineError, match="no such token"):
+        list(llm.stream("c"))
+
+
+def test_a_stream_that_is_closed_late_aborts_no_stranger(llm):
+    pieces = llm.stream("x", SamplingParams(max_tokens=20, ignore_eos=True, seed=0))
+    next(pieces)
+    name = next(iter(llm.engine._requests))
+    while llm.engine.has_unfinished_requests():
+        llm.engine.step()
+    llm.engine.add_request("y", GREEDY, name)
+    pieces.close()
+    assert not llm.engine.get_request(name).finished
+    llm.engine.abort(name)

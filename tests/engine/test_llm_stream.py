@@ -33,5 +33,5 @@ def test_generate_while_a_stream_is_open(llm):
     expected = llm.generate("x", params, use_tqdm=False)[0].outputs[0].text
     pieces = llm.stream("x", params)
     begun = next(pieces)
-    llm.generate(["a", "b"], [GREEDY, SamplingParams(max_tokens=60, ignore_eos=True)], use_tqdm=False)
+    llm.generate(["a", "b"], SamplingParams(max_tokens=60, ignore_eos=True), use_tqdm=False)
     assert begun + "".join(pieces) == expected

@@ -61,7 +61,7 @@ def test_eos_and_stop_tokens(llm):
 
 def test_min_tokens(llm):
     params = SamplingParams(
-        temperature=100.0, max_tokens=60, min_tokens=60, seed=1, stop_token_ids=list(range(0, 256, 2))
+        temperature=100.0, max_tokens=60, min_tokens=60, seed=1, stop_token_ids=list(range(0, 259, 2))
     )
     completion = llm.generate("a", params, use_tqdm=False)[0].outputs[0]
     assert len(completion.token_ids) == 60
@@ -85,6 +85,6 @@ def test_logprobs(llm, tiny_model):
             assert entry.decoded_token == llm.tokenizer.decode([token_id], skip_special_tokens=False)
         total += entries[token].logprob
     assert completion.cumulative_logprob == pytest.approx(total)
-    plain = llm.generate([3, 4], GREEDY, use_tqdm=False)[0].outputs[0]
+    plain = llm.generate([3, 4], SamplingParams(max_tokens=2), use_tqdm=False)[0].outputs[0]
     assert plain.logprobs is None
     assert plain.cumulative_logprob is None

@@ -47,16 +47,11 @@ def expected(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
     ],
 )
 def test_distribution(make_sequence, params):
-    """20,000 draws from one seeded stream, by the chi-square test; the seed is fixed, so the outcome is too."""
+    """20,000 draws, one from each of as many seeds, by the chi-square test; they are fixed, so the outcome is too."""
     logits = torch.randn(12, generator=torch.Generator().manual_seed(5)) * 1.5
-    sequence = make_sequence(source="distribution", **params)
     counts = [0] * 12
-    batch = [sequence] * 500
-    for _ in range(DRAWS // 500):
-        # The same sequence in all rows: each row takes the next number of its stream.
-        rows = [make_sequence(**params) for _ in batch]
-        for row in rows:
-            row.random = sequence.random
+    for first in range(0, DRAWS, 500):
+        rows = [make_sequence(source=f"distribution {first + row}", **params) for row in range(500)]
         for token in sample(logits.expand(500, 12), rows).tokens.values():
             counts[token.token_id] += 1
     probabilities = expected(logits, **params)
@@ -66,13 +61,35 @@ def test_distribution(make_sequence, params):
     assert chi_square(counts, expected(logits, **{**params, "temperature": params.get("temperature", 1) * 1.5})) > 10
 
 
-def test_greedy_takes_the_most_likely_and_no_random_number(make_sequence):
+def test_random_numbers_are_even_and_independent_along_a_sequence(make_sequence):
+    """The numbers of one sequence, position after position: even by chi-square, and no neighbour tells the next."""
+    sequence, numbers = make_sequence(source="seed 5 0"), []
+    for _ in range(4000):
+        numbers.append(sequence.uniform())
+        sequence.output_token_ids.append(0)
+    assert all(0 <= number < 1 for number in numbers)
+    counts = [0] * 20
+    for number in numbers:
+        counts[int(number * 20)] += 1
+    assert abs(chi_square(counts, [1 / 20] * 20)) < 4
+    pairs = torch.tensor([numbers[:-1], numbers[1:]], dtype=torch.float64)
+    assert abs(torch.corrcoef(pairs)[0, 1].item()) < 4 / math.sqrt(4000)
+
+
+def test_sampling_again_gives_the_same_tokens(make_sequence):
+    """A step that was interrupted runs again: nothing about a sequence may depend on how often it was sampled."""
+    logits = torch.randn(40, 60, generator=torch.Generator().manual_seed(0))
+    rows = [make_sequence(source=row, output=(1,) * (row % 3)) for row in range(40)]
+    first = sample(logits, rows).tokens
+    assert sample(logits, rows).tokens == first
+    assert len({token.token_id for token in first.values()}) > 10
+
+
+def test_greedy_takes_the_most_likely(make_sequence):
     logits = torch.randn(5, 40, generator=torch.Generator().manual_seed(0))
     rows = [make_sequence(temperature=0, top_p=0.5) for _ in range(5)]
-    state = rows[0].random.getstate()
     result = sample(logits, rows)
     assert [result.tokens[row.seq_id].token_id for row in rows] == logits.argmax(-1).tolist()
-    assert rows[0].random.getstate() == state
 
 
 def test_neighbours_never_change_a_row(make_sequence):
@@ -155,10 +172,21 @@ def test_an_exception_is_traced_to_its_row(make_sequence):
     assert sample(logits[[0]], [alone]).tokens[alone.seq_id] == result.tokens[rows[0].seq_id]
 
 
-def test_no_token_left_is_an_error_not_a_wrong_token(make_sequence):
-    sequence = make_sequence(min_tokens=5, stop_ids=range(20))
-    result = sample(torch.randn(1, 20), [sequence])
-    assert "no token" in str(result.errors[sequence.seq_id])
+@pytest.mark.parametrize("temperature", [0, 1.0])
+def test_no_token_left_is_an_error_not_a_forbidden_token(make_sequence, temperature):
+    logits = torch.randn(3, 20, generator=torch.Generator().manual_seed(0))
+    rows = [make_sequence(temperature=temperature, source=row) for row in range(3)]
+    rows[1].params.min_tokens, rows[1].stop_ids = 5, frozenset(range(20))
+    result = sample(logits, rows)
+    assert set(result.tokens) == {rows[0].seq_id, rows[2].seq_id}
+    # The message itself, not one error that quotes another.
+    assert str(result.errors[rows[1].seq_id]).startswith("the request's parameters leave no token")
+
+
+@pytest.mark.parametrize("temperature", [0, 1.0])
+def test_a_penalty_beyond_float32_is_an_error(make_sequence, temperature):
+    sequence = make_sequence(temperature=temperature, repetition_penalty=1e-46)
+    assert "leave no token" in str(sample(torch.ones(1, 20), [sequence]).errors[sequence.seq_id])
 
 
 def test_extreme_temperatures_stay_finite(make_sequence):

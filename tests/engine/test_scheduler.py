@@ -135,7 +135,7 @@ class Trace(RuleBasedStateMachine):
     @rule(target=known, prompt=st.integers(1, 30), new=st.integers(1, 12), min_tokens=st.integers(0, 3))
     def add(self, prompt, new, min_tokens):
         params = SamplingParams(max_tokens=new, min_tokens=min(min_tokens, new))
-        sequence = Sequence(len(self.all), 0, list(range(prompt)), params, prompt + new, frozenset({0}), None)
+        sequence = Sequence(len(self.all), 0, tuple(range(prompt)), params, prompt + new, frozenset({0}), "")
         self.scheduler.add(sequence)
         self.all.append(sequence)
         return sequence

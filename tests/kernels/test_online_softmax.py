@@ -35,17 +35,34 @@ for dtype, tolerance in ((torch.float32, 1e-6), (torch.float16, 1e-3)):
     assert (out[0] == 0).all() and out[2, 5] == 1 and out.isfinite().all()
     torch.testing.assert_close(out[1:].double(), torch.softmax(x[1:].double(), dim=1), rtol=0, atol=tolerance)
 
+    x = torch.randn(6, 40, generator=generator).to(dtype)
+    x[0, 3] = torch.nan  # in the first tile
+    x[1, 37] = torch.nan  # in the last
+    x[2] = torch.nan
+    x[3, 20] = torch.inf
+    x[4] = -torch.inf
+    x[4, 30] = torch.nan  # after tiles of nothing
+    for softmax in (lambda x: online_softmax(x, tile=16), online_softmax_spec):
+        out = softmax(x)
+        assert out[:5].isnan().all() and out[5].isfinite().all()
+
     every_other = torch.randn(6, 40, generator=generator).to(dtype)[:, ::2]
     out = online_softmax(every_other, tile=16)
     torch.testing.assert_close(out, online_softmax_spec(every_other), rtol=0, atol=tolerance)
-    assert online_softmax(torch.zeros(3, 0, dtype=dtype)).shape == (3, 0)
+    empty = torch.zeros(3, 0, dtype=dtype)
+    assert online_softmax(empty).shape == online_softmax_spec(empty).shape == (3, 0)
 
-for bad in (dict(x=torch.zeros(3)), dict(x=torch.zeros(2, 3).double()), dict(x=torch.zeros(2, 3), tile=24)):
+good = torch.zeros(2, 3)
+bad_calls = [(torch.zeros(3), 16, "shape [3]"), (good.double(), 16, "torch.float64"), (good.to("meta"), 16, "on meta")]
+bad_calls += [(good, tile, f"tile is {tile!r}; ") for tile in (24, 0, -8, 2**21, 1.5, 16.0, True, "16", None)]
+bad_calls += [(good.bfloat16(), 16, "Triton's interpreter rounds")]
+for x, tile, words in bad_calls:
     try:
-        online_softmax(**bad)
-    except InvalidArgumentError:
+        online_softmax(x, tile=tile)
+    except InvalidArgumentError as error:
+        assert words in str(error) and str(error).endswith("."), error
         continue
-    raise AssertionError(f"{bad} was accepted")
+    raise AssertionError(f"{x} with {tile=} was accepted")
 print("interpreted")
 """
 
@@ -121,4 +138,18 @@ def test_the_kernel_equals_its_specification_on_a_gpu():
 
     for dtype in DTYPES:
         x = (torch.randn(37, 5000, device="cuda") * 10).to(dtype)
-        torch.testing.assert_close(online_softmax(x), online_softmax_spec(x), rtol=0, atol=4 * torch.finfo(dtype).eps)
+        x[0], x[1, 7], x[2, 4999] = -torch.inf, torch.nan, torch.inf
+        expected = online_softmax_spec(x)
+        assert expected[1:3].isnan().all()
+        close = {"rtol": 0, "atol": 4 * torch.finfo(dtype).eps, "equal_nan": True}
+        torch.testing.assert_close(online_softmax(x), expected, **close)
+
+
+@needs_triton
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="this machine has no second CUDA device")
+def test_the_kernel_runs_where_its_input_is_and_not_on_the_current_device():
+    from vllm_teach.kernels.triton_kernels.online_softmax import online_softmax, online_softmax_spec
+
+    x = torch.randn(5, 300, device="cuda:1")
+    with torch.cuda.device(0):
+        torch.testing.assert_close(online_softmax(x), online_softmax_spec(x))

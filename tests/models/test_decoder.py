@@ -4,8 +4,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
-from vllm_teach.attention.reference import naive_attention
-from vllm_teach.models.attend import full_causal, windowed_attention
+from vllm_teach import counters
+from vllm_teach.errors import InvalidArgumentError
+from vllm_teach.models.attend import full_causal
 from vllm_teach.models.config import ModelConfig
 from vllm_teach.models.decoder import Decoder
 from vllm_teach.models.layers import RMSNorm
@@ -107,21 +108,21 @@ def test_an_attend_without_windows_fails_on_a_model_that_slides():
         model(torch.arange(9), torch.arange(9), lambda layer, q, k, v: q)
 
 
-@pytest.mark.parametrize(("q_len", "kv_len", "window"), [(9, 9, 3), (1, 12, 5), (4, 12, 5), (6, 6, 1)])
-def test_windowed_attention_is_attention_under_its_mask(q_len, kv_len, window):
-    generator = torch.Generator().manual_seed(q_len)
-    q = torch.randn(1, q_len, 4, 8, dtype=torch.float64, generator=generator)
-    k, v = (torch.randn(1, kv_len, 2, 8, dtype=torch.float64, generator=generator) for _ in range(2))
-    mask = torch.tensor([[0 <= i + kv_len - q_len - j < window for j in range(kv_len)] for i in range(q_len)])
-    expected = naive_attention(q, k, v, scale=0.3, mask=mask)
-    actual = windowed_attention(q, k, v, window=window, scale=0.3, instead_of="sdpa")
-    assert (actual - expected).abs().max() < 1e-12
-
-
-def test_a_backend_that_cannot_slide_is_not_replaced_in_silence():
+def test_the_chosen_backend_computes_the_window_too():
     _, model = pair("mistral, window")
-    with pytest.warns(UserWarning, match="'tiled' takes no sliding window"):
+    ids, positions = torch.arange(50), torch.arange(50)
+    with counters.count() as tally:
+        actual = model(ids, positions, full_causal("naive"))
+    assert (actual - model(ids, positions, full_causal("sdpa"))).abs().max() < 2e-5
+    assert tally.flops == 3 * 2 * 2 * 6 * 50 * 50 * 8  # 3 layers, 2 products, 6 heads of 8
+
+
+def test_a_backend_that_cannot_slide_is_not_replaced():
+    _, model = pair("mistral, window")
+    with pytest.raises(InvalidArgumentError, match=r"^tiled has no sliding window, and one of 7 keys .*\.$"):
         model(torch.arange(20), torch.arange(20), full_causal("tiled"))
+    within = model(torch.arange(7), torch.arange(7), full_causal("tiled"))  # the window hides none of 7
+    assert (within - model(torch.arange(7), torch.arange(7), full_causal())).abs().max() < 2e-5
 
 
 def test_rms_norm_takes_its_mean_in_float32():

@@ -10,6 +10,7 @@ import torch
 
 from vllm_teach import counters
 from vllm_teach.attention.shapes import AttentionShape, check_qkv
+from vllm_teach.attention.traffic import naive_steps
 from vllm_teach.errors import InvalidArgumentError
 
 
@@ -101,15 +102,7 @@ def _visible(
 
 
 def _report(shape: AttentionShape, input_bytes: int, mask: torch.Tensor | None, return_lse: bool) -> None:
-    """Report the three steps, each reading from and writing to slow memory (see `counters` and `traffic`)."""
-    heads = shape.batch * shape.q_heads
-    queries = heads * shape.q_len * shape.head_dim * input_bytes  # Q, and O
-    keys = heads * shape.kv_len * shape.head_dim * input_bytes  # K, and V, once per query head
-    scores = heads * shape.q_len * shape.kv_len * input_bytes  # S, and P
-    product = 2 * heads * shape.q_len * shape.kv_len * shape.head_dim
+    """Report the three steps, each reading from and writing to slow memory."""
     mask_bytes = 0 if mask is None else mask.numel()
-    lse_bytes = heads * shape.q_len * input_bytes if return_lse else 0
-
-    counters.report("naive.scores", flops=product, bytes_read=queries + keys + mask_bytes, bytes_written=scores)
-    counters.report("naive.softmax", bytes_read=scores, bytes_written=scores + lse_bytes)
-    counters.report("naive.values", flops=product, bytes_read=scores + keys, bytes_written=queries)
+    for name, step in naive_steps(shape, input_bytes, mask_bytes, return_lse).items():
+        counters.report(name, **step)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral
 from typing import TYPE_CHECKING
 
 from vllm_teach.errors import InvalidArgumentError
@@ -13,7 +14,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """q is `[batch, q_len, q_heads, head_dim]`; k and v are `[batch, kv_len, kv_heads, head_dim]`."""
+    """q is `[batch, q_len, q_heads, head_dim]`; k and v are `[batch, kv_len, kv_heads, head_dim]`.
+
+    Raises InvalidArgumentError for a size that no tensor has, or heads of q that are no multiple of those of k.
+    """
 
     batch: int
     q_len: int
@@ -21,6 +25,14 @@ class AttentionShape:
     q_heads: int
     kv_heads: int
     head_dim: int
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "q_len", "kv_len"):
+            check_count(name, getattr(self, name), 0)
+        for name in ("q_heads", "kv_heads", "head_dim"):
+            check_count(name, getattr(self, name), 1)
+        if self.q_heads % self.kv_heads:
+            raise InvalidArgumentError(f"q_heads is {self.q_heads}; make it a multiple of kv_heads, {self.kv_heads}.")
 
     @property
     def group(self) -> int:
@@ -31,6 +43,12 @@ class AttentionShape:
     def causal_offset(self) -> int:
         """Query i sees key j when j <= i + causal_offset: the last query sees the last key (bottom-right)."""
         return self.kv_len - self.q_len
+
+
+def check_count(name: str, value: int, least: int) -> None:
+    """Raise InvalidArgumentError unless the argument `name` has a whole number from `least` as its `value`."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
+        raise InvalidArgumentError(f"{name} is {value!r}; give a whole number from {least}.")
 
 
 def check_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> AttentionShape:

@@ -9,10 +9,7 @@ import torch
 from vllm_teach import counters
 from vllm_teach.attention.online_softmax import SoftmaxState, finish, update
 from vllm_teach.attention.shapes import AttentionShape, check_qkv
-from vllm_teach.attention.traffic import accumulator_bytes, choose_tile, spill_bytes, tile_pairs, working_set_bytes
-from vllm_teach.errors import InvalidArgumentError
-
-__all__ = ["choose_tile", "flash_attention_forward"]
+from vllm_teach.attention.traffic import q_tile_step, tile_pair_step, tile_pairs
 
 
 def flash_attention_forward(
@@ -35,7 +32,6 @@ def flash_attention_forward(
     Raises InvalidArgumentError when the tensors do not fit together or a tile is not positive.
     """
     shape = check_qkv(q, k, v)
-    _check_tiles(tile_q, tile_k)
     scale = shape.head_dim**-0.5 if scale is None else scale
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
 
@@ -88,30 +84,9 @@ def _beyond_diagonal(
     return keys[None, :] > queries[:, None] + shape.causal_offset
 
 
-def _check_tiles(tile_q: int, tile_k: int) -> None:
-    for name, tile in (("tile_q", tile_q), ("tile_k", tile_k)):
-        if tile <= 0:
-            raise InvalidArgumentError(f"{name} is {tile}; a tile has at least 1 row, and 128 is a good choice.")
-
-
 def _report_pair(shape: AttentionShape, input_bytes: int, rows: int, keys: int, tile_q: int, tile_k: int) -> None:
-    """One tile pair reads its K and V tile, once per query head, as one GPU program per query head would."""
-    heads = shape.batch * shape.q_heads
-    counters.report(
-        "tiled.pairs",
-        flops=heads * 2 * 2 * rows * keys * shape.head_dim,  # Q K^T and P V
-        bytes_read=heads * 2 * keys * shape.head_dim * input_bytes,
-        # A program reserves fast memory for whole tiles, also when the last one is not full.
-        working_set_bytes=working_set_bytes(
-            min(tile_q, shape.q_len), min(tile_k, shape.kv_len), shape.head_dim, input_bytes
-        ),
-        spill_bytes=heads * spill_bytes(rows, keys, shape.head_dim, input_bytes),
-    )
+    counters.report("tiled.pairs", **tile_pair_step(shape, input_bytes, rows, keys, tile_q, tile_k))
 
 
 def _report_q_tile(shape: AttentionShape, input_bytes: int, rows: int) -> None:
-    """One q tile reads its queries once, and writes its output and its lse once."""
-    vectors = shape.batch * shape.q_heads * rows
-    queries = vectors * shape.head_dim * input_bytes
-    lse = vectors * accumulator_bytes(input_bytes)
-    counters.report("tiled.queries", bytes_read=queries, bytes_written=queries + lse)
+    counters.report("tiled.queries", **q_tile_step(shape, input_bytes, rows))

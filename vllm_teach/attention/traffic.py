@@ -1,13 +1,15 @@
-"""What attention moves between slow and fast memory, as formulas: no tensors, any size, in microseconds.
+"""What attention moves between slow and fast memory, as formulas: no tensors, and sizes that no machine here can run.
 
-`counters` states the memory model. The naive and the tiled implementation report these amounts as they go, so that
-what is counted is what ran; the two functions here answer "what would it cost" without running it.
+`counters` states the memory model. What each step of the naive and the tiled algorithm costs is written down once: the
+implementations report it as they go, so that what is counted is what ran, and `naive_traffic` and `tiled_traffic` add
+it up without running anything. The first takes microseconds; the second takes about one for each q tile, so a
+millisecond or so for 131,072 tokens in tiles of 128, and the tiles of keys cost it nothing.
 """
 
 from collections.abc import Iterator
 
-from vllm_teach.attention.shapes import AttentionShape
-from vllm_teach.counters import Work
+from vllm_teach.attention.shapes import AttentionShape, check_count
+from vllm_teach.counters import Tally
 from vllm_teach.errors import InvalidArgumentError
 
 # A GPU's matrix units multiply 16 x 16 pieces: a narrower tile of keys would leave them idle.
@@ -29,14 +31,6 @@ def working_set_bytes(tile_q: int, tile_k: int, head_dim: int, input_bytes: int)
     return inputs + (tile_q * tile_k + tile_q * (head_dim + 2)) * accumulator_bytes(input_bytes)
 
 
-def spill_bytes(rows: int, keys: int, head_dim: int, input_bytes: int) -> int:
-    """Bytes that one tile pair writes and reads back when its working set does not fit.
-
-    The score tile twice (as S and as P, like the naive algorithm), and the accumulator with m and l once.
-    """
-    return (2 * rows * keys + rows * (head_dim + 2)) * accumulator_bytes(input_bytes)
-
-
 def choose_tile(head_dim: int, input_bytes: int, fast_memory_bytes: int) -> tuple[int, int]:
     """Return (tile_q, tile_k), powers of two, whose tile pair fits the fast memory.
 
@@ -46,10 +40,9 @@ def choose_tile(head_dim: int, input_bytes: int, fast_memory_bytes: int) -> tupl
 
     Raises InvalidArgumentError when an argument is not positive or when not even a 1 x 1 tile fits.
     """
-    arguments = {"head_dim": head_dim, "input_bytes": input_bytes, "fast_memory_bytes": fast_memory_bytes}
-    for name, value in arguments.items():
-        if value <= 0:
-            raise InvalidArgumentError(f"{name} is {value}; it must be positive.")
+    check_count("head_dim", head_dim, 1)
+    check_count("input_bytes", input_bytes, 1)
+    check_count("fast_memory_bytes", fast_memory_bytes, 1)
     tile_q = 1 << (fast_memory_bytes.bit_length() - 1)
     while tile_q >= 1:
         tile_k = tile_q
@@ -69,33 +62,88 @@ def tile_pairs(
 ) -> Iterator[tuple[tuple[int, int], list[tuple[int, int]]]]:
     """Yield each q tile as (start, end) with the k tiles, likewise, of which it sees at least one key.
 
-    Under a causal mask the tiles beyond the diagonal are left out: the last query of the tile, number end - 1, sees
-    the keys below end + causal_offset.
+    Under a causal mask the tiles beyond the diagonal are left out.
+
+    Raises InvalidArgumentError when a tile is not positive.
     """
-    for q_start in range(0, shape.q_len, tile_q):
-        q_end = min(q_start + tile_q, shape.q_len)
-        keys_seen = min(shape.kv_len, q_end + shape.causal_offset) if causal else shape.kv_len
+    check_count("tile_k", tile_k, 1)
+    for q_start, q_end, keys_seen in _q_tiles(shape, causal, tile_q):
         k_tiles = [(k_start, min(k_start + tile_k, shape.kv_len)) for k_start in range(0, keys_seen, tile_k)]
         yield (q_start, q_end), k_tiles
 
 
-def naive_traffic(
-    *, batch: int, q_len: int, kv_len: int, q_heads: int, kv_heads: int, head_dim: int, input_bytes: int
-) -> Work:
-    """Return the work of the naive algorithm: S and P each written and read once, causal or not.
+def _q_tiles(shape: AttentionShape, causal: bool, tile_q: int) -> Iterator[tuple[int, int, int]]:
+    """Yield each q tile as (start, end, how many keys, from the first on, its last query sees)."""
+    check_count("tile_q", tile_q, 1)
+    for q_start in range(0, shape.q_len, tile_q):
+        q_end = min(q_start + tile_q, shape.q_len)
+        # The last query, number q_end - 1, sees the keys below q_end + causal_offset.
+        yield q_start, q_end, max(0, min(shape.kv_len, q_end + shape.causal_offset)) if causal else shape.kv_len
+
+
+def naive_steps(
+    shape: AttentionShape, input_bytes: int, mask_bytes: int = 0, returns_lse: bool = False
+) -> dict[str, dict[str, int]]:
+    """Return what each step of the naive algorithm costs, by name, as arguments of `counters.report`.
 
     S and P are stored in the input's dtype, as a half-precision GPU implementation stores them. A key/value head is
-    read once for every query head that shares it (`kv_heads` changes nothing).
+    read once for every query head that shares it. `mask_bytes` are those of an explicit mask.
     """
-    heads = batch * q_heads
-    scores = heads * q_len * kv_len * input_bytes
-    queries = heads * q_len * head_dim * input_bytes
-    keys = heads * kv_len * head_dim * input_bytes
-    return Work(
-        flops=2 * 2 * heads * q_len * kv_len * head_dim,  # Q K^T and P V, two per multiply-add
-        bytes_read=(queries + keys) + scores + (scores + keys),  # Q and K; S; P and V
-        bytes_written=scores + scores + queries,  # S; P; O
-    )
+    heads = shape.batch * shape.q_heads
+    queries = heads * shape.q_len * shape.head_dim * input_bytes  # Q, and O
+    keys = heads * shape.kv_len * shape.head_dim * input_bytes  # K, and V
+    scores = heads * shape.q_len * shape.kv_len * input_bytes  # S, and P
+    lse = heads * shape.q_len * input_bytes if returns_lse else 0
+    product = 2 * heads * shape.q_len * shape.kv_len * shape.head_dim  # two FLOPs per multiply-add
+    return {
+        "naive.scores": {"flops": product, "bytes_read": queries + keys + mask_bytes, "bytes_written": scores},
+        "naive.softmax": {"bytes_read": scores, "bytes_written": scores + lse},
+        "naive.values": {"flops": product, "bytes_read": scores + keys, "bytes_written": queries},
+    }
+
+
+def tile_pair_step(
+    shape: AttentionShape, input_bytes: int, rows: int, keys: int, tile_q: int, tile_k: int
+) -> dict[str, int]:
+    """Return what one tile pair of `rows` queries and `keys` keys costs, as arguments of `counters.report`.
+
+    It reads its K and V tile once per query head, as one GPU program per query head would. What it writes and reads
+    back when its working set does not fit is the score tile twice (as S and as P, like the naive algorithm), and the
+    accumulator with m and l once.
+    """
+    heads = shape.batch * shape.q_heads
+    spilled_elements = 2 * rows * keys + rows * (shape.head_dim + 2)
+    return {
+        "flops": heads * 2 * 2 * rows * keys * shape.head_dim,  # Q K^T and P V
+        "bytes_read": heads * 2 * keys * shape.head_dim * input_bytes,  # K and V
+        # A program reserves fast memory for whole tiles, also when the last one is not full.
+        "working_set_bytes": working_set_bytes(
+            min(tile_q, shape.q_len), min(tile_k, shape.kv_len), shape.head_dim, input_bytes
+        ),
+        "spill_bytes": heads * spilled_elements * accumulator_bytes(input_bytes),
+    }
+
+
+def q_tile_step(shape: AttentionShape, input_bytes: int, rows: int) -> dict[str, int]:
+    """Return what one q tile costs besides its pairs: its queries read once, its output and its lse written once."""
+    vectors = shape.batch * shape.q_heads * rows
+    queries = vectors * shape.head_dim * input_bytes
+    return {"bytes_read": queries, "bytes_written": queries + vectors * accumulator_bytes(input_bytes)}
+
+
+def naive_traffic(
+    *, batch: int, q_len: int, kv_len: int, q_heads: int, kv_heads: int, head_dim: int, input_bytes: int
+) -> Tally:
+    """Return the work of the naive algorithm: S and P each written and read once, causal or not.
+
+    `kv_heads` changes nothing: see `naive_steps`. Raises InvalidArgumentError for a size that cannot be.
+    """
+    shape = AttentionShape(batch, q_len, kv_len, q_heads, kv_heads, head_dim)
+    check_count("input_bytes", input_bytes, 1)
+    tally = Tally()
+    for name, step in naive_steps(shape, input_bytes).items():
+        tally.charge(name, step)
+    return tally
 
 
 def tiled_traffic(
@@ -111,19 +159,23 @@ def tiled_traffic(
     tile_q: int = 128,
     tile_k: int = 128,
     fast_memory_bytes: int = 100 * 1024,
-) -> Work:
-    """Return the work of the tiled forward: Q read once, K and V once per visited tile pair, O and lse written once."""
+) -> Tally:
+    """Return the work of the tiled forward: Q read once, K and V once per visited tile pair, O and lse written once.
+
+    Raises InvalidArgumentError for a size that cannot be.
+    """
     shape = AttentionShape(batch, q_len, kv_len, q_heads, kv_heads, head_dim)
-    heads = batch * q_heads
-    fits = working_set_bytes(min(tile_q, q_len), min(tile_k, kv_len), head_dim, input_bytes) <= fast_memory_bytes
-    work = Work()
-    for (q_start, q_end), k_tiles in tile_pairs(shape, causal, tile_q, tile_k):
+    for name, value in (("input_bytes", input_bytes), ("tile_k", tile_k), ("fast_memory_bytes", fast_memory_bytes)):
+        check_count(name, value, 1)
+    tally = Tally(fast_memory_bytes=fast_memory_bytes)
+    for q_start, q_end, keys_seen in _q_tiles(shape, causal, tile_q):
         rows = q_end - q_start
-        tile_out = rows * (head_dim * input_bytes + accumulator_bytes(input_bytes))  # O and lse
-        work.add(0, heads * rows * head_dim * input_bytes, heads * tile_out)
-        for k_start, k_end in k_tiles:
-            keys = k_end - k_start
-            spilled = 0 if fits else spill_bytes(rows, keys, head_dim, input_bytes)
-            read = 2 * keys * head_dim * input_bytes  # K and V
-            work.add(heads * 2 * 2 * rows * keys * head_dim, heads * (read + spilled), heads * spilled)
-    return work
+        pairs = -(-keys_seen // tile_k)
+        if pairs:  # all alike but the last, which may end where the keys do
+            last = min(pairs * tile_k, kv_len) - (pairs - 1) * tile_k
+            whole_step = tile_pair_step(shape, input_bytes, rows, tile_k, tile_q, tile_k)
+            last_step = tile_pair_step(shape, input_bytes, rows, last, tile_q, tile_k)
+            tally.charge("tiled.pairs", whole_step, times=pairs - 1)
+            tally.charge("tiled.pairs", last_step)
+        tally.charge("tiled.queries", q_tile_step(shape, input_bytes, rows))
+    return tally

@@ -1,6 +1,6 @@
 """Attention implementations behind one signature, one file each.
 
-A backend is a module with `name`, `unavailable()`, `supports(spec)` and `run(q, k, v, causal=, scale=)`; see
+A backend is a module with `name`, `unavailable()`, `supports(spec)` and `run(q, k, v, causal=, scale=, window=)`; see
 `spec.Backend`. It is imported when it is asked for, and its library when it is run.
 """
 

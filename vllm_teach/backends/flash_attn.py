@@ -8,6 +8,7 @@ import torch
 from vllm_teach.attention.shapes import check_qkv
 from vllm_teach.backends.blind_rows import attend_seeing_rows
 from vllm_teach.backends.spec import AttentionSpec
+from vllm_teach.backends.windows import no_window, refuse_window
 from vllm_teach.errors import MissingDependencyError
 
 name = "flash_attn"
@@ -37,39 +38,27 @@ def supports(spec: AttentionSpec) -> str | None:
         return f"flash-attn computes in float16 and bfloat16, not in {spec.dtype}."
     if spec.head_dim > _LARGEST_HEAD_DIM:
         return f"flash-attn takes a head_dim up to {_LARGEST_HEAD_DIM}, not {spec.head_dim}."
-    return None
+    return no_window(name, spec.window, spec.kv_len)
 
 
 def run(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = False, scale: float | None = None
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    window: int | None = None,
 ) -> torch.Tensor:
     """Return the attention output; see `spec.Backend.run`."""
     shape = check_qkv(q, k, v)
+    refuse_window(name, window, causal, shape.kv_len)
     library = _library()
 
     def attend(rows: torch.Tensor) -> torch.Tensor:
         return library.flash_attn_func(rows, k, v, softmax_scale=scale, causal=causal)
 
     return attend_seeing_rows(attend, q, shape.kv_len, causal)
-
-
-def run_with_lse(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = False, scale: float | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (out, lse); lse is float32 `[batch, q_heads, q_len]`."""
-    shape = check_qkv(q, k, v)
-    library = _library()
-    lse = torch.full((shape.batch, shape.q_heads, shape.q_len), float("-inf"), device=q.device)
-
-    def attend(rows: torch.Tensor) -> torch.Tensor:
-        # The name is historical: it returns (out, lse, and probabilities that are only for its tests).
-        out, lse_rows, _ = library.flash_attn_func(
-            rows, k, v, softmax_scale=scale, causal=causal, return_attn_probs=True
-        )
-        lse[:, :, shape.q_len - rows.shape[1] :] = lse_rows
-        return out
-
-    return attend_seeing_rows(attend, q, shape.kv_len, causal), lse
 
 
 def _library() -> ModuleType:

@@ -3,7 +3,9 @@
 import torch
 
 from vllm_teach.attention.reference import naive_attention
+from vllm_teach.attention.shapes import check_qkv
 from vllm_teach.backends.spec import AttentionSpec
+from vllm_teach.backends.windows import hiding_window, windowed_mask
 
 name = "naive"
 
@@ -19,15 +21,16 @@ def supports(spec: AttentionSpec) -> str | None:
 
 
 def run(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = False, scale: float | None = None
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    window: int | None = None,
 ) -> torch.Tensor:
     """Return the attention output; see `spec.Backend.run`."""
-    return naive_attention(q, k, v, causal=causal, scale=scale)
-
-
-def run_with_lse(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = False, scale: float | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (out, lse)."""
-    out, lse = naive_attention(q, k, v, causal=causal, scale=scale, return_lse=True)
-    return out, lse
+    shape = check_qkv(q, k, v)
+    window = hiding_window(window, causal, shape.kv_len)
+    mask = None if window is None else windowed_mask(shape.q_len, shape.kv_len, window, q.device)
+    return naive_attention(q, k, v, causal=causal, scale=scale, mask=mask)

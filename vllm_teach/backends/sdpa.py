@@ -6,6 +6,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from vllm_teach.attention.shapes import check_qkv
 from vllm_teach.backends.blind_rows import attend_seeing_rows
 from vllm_teach.backends.spec import AttentionSpec
+from vllm_teach.backends.windows import hiding_window, windowed_mask
 
 name = "sdpa"
 
@@ -16,18 +17,25 @@ def unavailable() -> str | None:
 
 
 def supports(spec: AttentionSpec) -> str | None:
-    """It serves every call that does not ask for the log-sum-exp."""
-    return "scaled_dot_product_attention does not return the log-sum-exp." if spec.needs_lse else None
+    """It serves every call."""
+    return None
 
 
 def run(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = False, scale: float | None = None
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    window: int | None = None,
 ) -> torch.Tensor:
     """Return the attention output; see `spec.Backend.run`."""
     shape = check_qkv(q, k, v)
+    window = hiding_window(window, causal, shape.kv_len)
 
     def attend(rows: torch.Tensor) -> torch.Tensor:
-        is_causal, mask = _causal_arguments(rows.shape[1], shape.kv_len, q.device) if causal else (False, None)
+        is_causal, mask = _causal_arguments(rows.shape[1], shape.kv_len, window, q.device) if causal else (False, None)
         out = scaled_dot_product_attention(
             rows.transpose(1, 2),  # [batch, q_heads, rows, head_dim], the layout that SDPA wants
             k.transpose(1, 2),  # [batch, kv_heads, kv_len, head_dim]
@@ -42,12 +50,16 @@ def run(
     return attend_seeing_rows(attend, q, shape.kv_len, causal)
 
 
-def _causal_arguments(q_len: int, kv_len: int, device: torch.device) -> tuple[bool, torch.Tensor | None]:
+def _causal_arguments(
+    q_len: int, kv_len: int, window: int | None, device: torch.device
+) -> tuple[bool, torch.Tensor | None]:
     """Return SDPA's (is_causal, attn_mask) for a bottom-right causal mask; here q_len <= kv_len.
 
     SDPA's own is_causal is aligned top-left: it is right only for equal lengths. One query, the case of every decode
-    step, is the last one and sees all keys.
+    step, is the last one and sees all keys, unless a window hides the first.
     """
+    if window is not None:
+        return False, windowed_mask(q_len, kv_len, window, device)
     if q_len == kv_len:
         return True, None
     if q_len == 1:

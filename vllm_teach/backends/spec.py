@@ -5,59 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from vllm_teach.attention.shapes import check_qkv
+from vllm_teach.attention.shapes import AttentionShape
 
 if TYPE_CHECKING:
     import torch
 
 
 @dataclass(frozen=True)
-class AttentionSpec:
+class AttentionSpec(AttentionShape):
     """One attention call without its tensors: everything that decides which backends can serve it.
 
-    `device` is the device's type ("cpu", "cuda"). `needs_lse`: the caller also wants the log-sum-exp.
+    `device` is the device's type ("cpu", "cuda"). `window`: see `Backend.run`.
     """
 
-    batch: int
-    q_len: int
-    kv_len: int
-    q_heads: int
-    kv_heads: int
-    head_dim: int
     dtype: torch.dtype
     device: str = "cpu"
     causal: bool = False
-    needs_lse: bool = False
-
-    @classmethod
-    def of(
-        cls, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = False, needs_lse: bool = False
-    ) -> AttentionSpec:
-        """Return the spec of a call with these tensors.
-
-        Raises InvalidArgumentError when they do not fit together.
-        """
-        shape = check_qkv(q, k, v)
-        return cls(
-            batch=shape.batch,
-            q_len=shape.q_len,
-            kv_len=shape.kv_len,
-            q_heads=shape.q_heads,
-            kv_heads=shape.kv_heads,
-            head_dim=shape.head_dim,
-            dtype=q.dtype,
-            device=q.device.type,
-            causal=causal,
-            needs_lse=needs_lse,
-        )
+    window: int | None = None
 
 
 class Backend(Protocol):
-    """One attention implementation. Each module of this room but `spec` and `blind_rows` is one.
-
-    A backend for which `supports` accepts `needs_lse` also has `run_with_lse`, with `run`'s arguments, returning
-    (out, lse `[batch, q_heads, q_len]`).
-    """
+    """One attention implementation. Each module of this room but `spec`, `blind_rows` and `windows` is one."""
 
     @property
     def name(self) -> str:
@@ -70,11 +38,20 @@ class Backend(Protocol):
         """Return why the backend cannot serve such a call, or None when it can; says nothing about the machine."""
 
     def run(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = False, scale: float | None = None
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        causal: bool = False,
+        scale: float | None = None,
+        window: int | None = None,
     ) -> torch.Tensor:
         """Return the attention output, of q's shape `[batch, q_len, q_heads, head_dim]`.
 
         Causal masks are aligned bottom-right, and a row that sees no key gives 0, whatever the library underneath
-        does. Raises InvalidArgumentError when the tensors do not fit together, and MissingDependencyError when the
-        library is not installed.
+        does. `window` narrows a causal mask to the last `window` keys, the query's own token's included.
+
+        Raises InvalidArgumentError when the tensors do not fit together or the backend has no window, and
+        MissingDependencyError when the library is not installed.
         """

@@ -1,4 +1,4 @@
-"""xFormers' memory_efficient_attention: CUDA kernels that take any head size, and float32 too."""
+"""xFormers' memory_efficient_attention: CUDA kernels that take large head sizes, and float32 too."""
 
 import importlib
 from types import ModuleType
@@ -8,9 +8,13 @@ import torch
 from vllm_teach.attention.shapes import AttentionShape, check_qkv
 from vllm_teach.backends.blind_rows import attend_seeing_rows
 from vllm_teach.backends.spec import AttentionSpec
+from vllm_teach.backends.windows import no_window, refuse_window
 from vllm_teach.errors import MissingDependencyError
 
 name = "xformers"
+
+# Its kernels load 16 bytes of a head at once: xformers/ops/fmha/cutlass.py, _minimum_gemm_alignment (flash.py: 8 too).
+_HEAD_DIM_MULTIPLE = {torch.float16: 8, torch.bfloat16: 8, torch.float32: 4}
 
 
 def unavailable() -> str | None:
@@ -28,18 +32,25 @@ def supports(spec: AttentionSpec) -> str | None:
     """Return the first thing about the call that the kernels cannot do, or None."""
     if spec.device != "cuda":
         return f"xFormers' attention runs on cuda, not on {spec.device}."
-    if spec.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+    if spec.dtype not in _HEAD_DIM_MULTIPLE:
         return f"xFormers' attention computes in float16, bfloat16 and float32, not in {spec.dtype}."
-    if spec.needs_lse:
-        return "memory_efficient_attention does not return the log-sum-exp."
-    return None
+    if spec.head_dim % (multiple := _HEAD_DIM_MULTIPLE[spec.dtype]):
+        return f"In {spec.dtype} xFormers' attention takes multiples of {multiple} as head_dim, not {spec.head_dim}."
+    return no_window(name, spec.window, spec.kv_len)
 
 
 def run(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = False, scale: float | None = None
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    window: int | None = None,
 ) -> torch.Tensor:
     """Return the attention output; see `spec.Backend.run`."""
     shape = check_qkv(q, k, v)
+    refuse_window(name, window, causal, shape.kv_len)
     ops = _library()
     # xFormers' LowerTriangularMask is aligned top-left; the project's convention has a mask of its own.
     bias = ops.fmha.attn_bias.LowerTriangularFromBottomRightMask() if causal else None

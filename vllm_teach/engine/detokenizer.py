@@ -144,8 +144,8 @@ class OutputText:
     def append(self, token_id: int, *, may_stop: bool) -> str | None:
         """Take one token and return the stop string that its text completes, if any; then the text is cut there.
 
-        With `may_stop` False (the first min_tokens tokens), stop strings that end in this token's text are overlooked. What the
-        tokenizer raises comes through, and then nothing has changed.
+        With `may_stop` False (the first min_tokens tokens), stop strings that end in this token's text are overlooked.
+        What the tokenizer raises comes through, and then nothing has changed.
         """
         start = len(self._text)
         self._text += self._detokenizer.append(token_id)

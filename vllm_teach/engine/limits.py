@@ -21,7 +21,7 @@ def check_limits(config: EngineConfig, shape: ModelConfig, dtype: torch.dtype, d
     backend = backends.get(config.attention_backend)
     spec = AttentionSpec(
         q_len=1,
-        kv_len=16,
+        kv_len=config.max_model_len or shape.max_position,  # the longest, which a window would hide some of
         batch=1,
         q_heads=shape.num_q_heads,
         kv_heads=shape.num_kv_heads,
@@ -29,6 +29,7 @@ def check_limits(config: EngineConfig, shape: ModelConfig, dtype: torch.dtype, d
         dtype=dtype,
         device=device.type,
         causal=True,
+        window=shape.sliding_window if any(shape.sliding_layers) else None,
     )
     reason = backend.unavailable() or backend.supports(spec)
     if reason is not None:

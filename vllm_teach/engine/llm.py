@@ -20,9 +20,8 @@ from vllm_teach.engine.request import Request
 from vllm_teach.engine.sampling_params import SamplingParams
 from vllm_teach.engine.tokenizer_protocol import EngineTokenizer
 from vllm_teach.errors import InvalidArgumentError, VllmTeachError
-from vllm_teach.models.config import ModelConfig
 from vllm_teach.models.decoder import Decoder
-from vllm_teach.models.load import load_model, read_config
+from vllm_teach.models.load import load_config, load_model
 from vllm_teach.models.resolve import resolve_model
 from vllm_teach.models.tokenizer import load_tokenizer
 
@@ -68,7 +67,7 @@ class LLM:
         chosen_device = choose_device(device)
         chosen_dtype = choose_dtype(dtype, chosen_device)
         path = resolve_model(model)
-        check_limits(config, ModelConfig.from_hf(read_config(path)), chosen_dtype, chosen_device)
+        check_limits(config, load_config(path), chosen_dtype, chosen_device)
         self.tokenizer: EngineTokenizer = load_tokenizer(path)
         self.model = load_model(path, chosen_dtype, chosen_device)
         self.engine = LLMEngine(self.model, self.tokenizer, config)

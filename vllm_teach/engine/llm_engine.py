@@ -102,7 +102,7 @@ class LLMEngine:
     def step(self) -> list[RequestOutput]:
         """Advance every scheduled sequence and return the output so far of each request that advanced or ended."""
         started = time.perf_counter()
-        outputs = self._collect()  # what a step left over that was interrupted; otherwise nothing
+        self._settle()  # what an interrupted step left undone; otherwise nothing
         plan = self.scheduler.schedule()
         for request in self._requests.values():
             if request.metrics.first_scheduled_time is None and any(
@@ -110,11 +110,20 @@ class LLMEngine:
             ):
                 request.metrics.first_scheduled_time = started
         self.scheduler.update(plan, self._execute(plan))
-        outputs |= self._collect()
+        self._settle()
+        advanced = {item.sequence.seq_id for item in plan.items}
+        touched = [
+            request
+            for request in self._requests.values()
+            if request.finished or any(sequence.seq_id in advanced for sequence in request.sequences)
+        ]
+        for request in touched:
+            if request.finished:
+                self._forget(request)
         self.last_plan = plan
         seconds = time.perf_counter() - started
         self.last_step = StepStats(plan.num_prefill_tokens, plan.num_decode_tokens, len(plan.items), seconds)
-        return list(outputs.values())
+        return [request.output() for request in touched]
 
     def abort(self, request: str | Request) -> None:
         """End a request and free what it holds; its sequences' finish_reason is "abort".
@@ -139,17 +148,13 @@ class LLMEngine:
             failure = engine_error("the model's forward pass failed", error, "send the request again, or fewer at once")
             return StepResult(errors={item.sequence.seq_id: failure for item in plan.items})
 
-    def _collect(self) -> dict[str, RequestOutput]:
-        """Write the texts of all requests that have something new and return their outputs; forget those that ended.
+    def _settle(self) -> None:
+        """Bring all texts up to their tokens; a stop string found there ends a sequence, an error its whole request.
 
-        One sequence's error ends its siblings.
+        A request that ended stays until `step` returns its output, so that an interrupt loses none.
         """
-        outputs = {}
-        for request in list(self._requests.values()):
-            new = [sequence for sequence in request.sequences if sequence.new_token is not None]
-            if not new and not request.finished and request.error is None:
-                continue
-            if new:
+        for request in self._requests.values():
+            if any(sequence.new_token is not None for sequence in request.sequences):
                 request.metrics.last_token_time = time.perf_counter()
                 request.metrics.first_token_time = request.metrics.first_token_time or request.metrics.last_token_time
             self._write_texts(request)
@@ -158,10 +163,6 @@ class LLMEngine:
                     if not sequence.finished:
                         self._end(sequence, "abort")
                 self._write_texts(request)
-            if request.finished:
-                self._forget(request)
-            outputs[request.request_id] = request.output()
-        return outputs
 
     def _write_texts(self, request: Request) -> None:
         """Bring each sequence's text up to its tokens; a failure there becomes the error of that sequence alone."""

@@ -9,7 +9,7 @@ from vllm_teach import backends
 from vllm_teach.engine.sampler import sample
 from vllm_teach.engine.scheduler import Plan, StepResult
 from vllm_teach.kvcache.storage import KVStorage
-from vllm_teach.models.attend import Attend, windowed_attention
+from vllm_teach.models.attend import Attend
 from vllm_teach.models.decoder import Decoder
 
 
@@ -24,7 +24,6 @@ class ModelRunner:
     def __init__(self, model: Decoder, storage: KVStorage, attention_backend: str) -> None:
         self.model = model
         self.storage = storage
-        self.attention_backend = attention_backend
         self._backend = backends.get(attention_backend)
 
     @torch.inference_mode()
@@ -69,7 +68,4 @@ class ModelRunner:
 
     def _attend_one(self, q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
         """Attend within one sequence: q `[1, q_len, q_heads, head_dim]`, k and v `[1, kv_len, kv_heads, head_dim]`."""
-        scale = q.shape[-1] ** -0.5
-        if window is not None and window < k.shape[1]:
-            return windowed_attention(q, k, v, window=window, scale=scale, instead_of=self.attention_backend)
-        return self._backend.run(q, k, v, causal=True, scale=scale)
+        return self._backend.run(q, k, v, causal=True, scale=q.shape[-1] ** -0.5, window=window)

@@ -86,19 +86,21 @@ def list_conversations(messages: Conversation | Sequence[Conversation]) -> list[
 
 def _parts(prompt: Prompt) -> tuple[str | None, Sequence[int] | None]:
     """Return (text, None), or (text or None, token ids)."""
+    if isinstance(prompt, str):
+        return prompt, None
+    text = None
+    token_ids: object = prompt
     if isinstance(prompt, Mapping):
         text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
         known = prompt.keys() <= {"prompt", "prompt_token_ids"}
-        if not known or (text is None and token_ids is None) or not isinstance(text, str | None):
+        if not known or not isinstance(text, str | None) or (text is None and token_ids is None):
             raise InvalidArgumentError(
                 f"the prompt has the keys {sorted(map(str, prompt))}, which is not valid: use 'prompt' with a text or "
                 "'prompt_token_ids' with a list of token ids."
             )
-    elif isinstance(prompt, str):
-        text, token_ids = prompt, None
-    else:
-        text, token_ids = None, prompt
-    if token_ids is not None and not isinstance(token_ids, list | tuple):
+        if token_ids is None:
+            return text, None
+    if not isinstance(token_ids, list | tuple):
         raise InvalidArgumentError(
             f"the prompt is of type {type(token_ids).__name__}, which is not valid: use a text or a list of token ids."
         )

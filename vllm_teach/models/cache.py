@@ -6,6 +6,7 @@ operating system drops the lock when its holder dies, so what still has a tempor
 left by a dead builder and is removed.
 """
 
+import glob
 import os
 import shutil
 import tempfile
@@ -17,26 +18,41 @@ import platformdirs
 from filelock import FileLock
 from safetensors import SafetensorError, safe_open
 
-from vllm_teach.errors import ModelLoadError
+from vllm_teach.errors import CacheError, ModelLoadError, ModelNotFoundError, VllmTeachError
+from vllm_teach.models.fields import read_json
+from vllm_teach.models.weight_files import weight_files
+
+# A converted model's files beside its weights.
+_JSON_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json")
+_HOME = "VLLM_TEACH_HOME"
 
 
 def cache_home() -> Path:
     """Return the folder for models: the environment variable VLLM_TEACH_HOME, else the user's cache folder."""
-    home = os.environ.get("VLLM_TEACH_HOME")
-    return Path(home).expanduser() if home else Path(platformdirs.user_cache_dir("vllm_teach"))
+    home = os.environ.get(_HOME)
+    try:
+        return Path(home).expanduser() if home else Path(platformdirs.user_cache_dir("vllm_teach"))
+    except RuntimeError as error:  # "~name" where there is no such user
+        raise CacheError(f"{_HOME} is {home!r}, which is no folder ({error}): set it to one.") from error
 
 
 def build_once(target: Path, build: Callable[[Path], None]) -> Path:
     """Return `target`, a complete model folder, calling `build(temporary_folder)` first where it is not there.
 
-    Whatever `build` raises passes through, with `target` as it was and the temporary folder gone. A second process
-    that asks for the same target waits for the first. A target that is there but incomplete is replaced.
+    When `build` raises, `target` is as it was and the temporary folder gone. A second process that asks for the same
+    target waits for the first. A target that is there but incomplete is replaced. Raises CacheError when the folder
+    cannot be written or is full, for `build` too.
     """
     if is_complete(target):
         return target
+    with _cache_errors(target):
+        return _build(target, build)
+
+
+def _build(target: Path, build: Callable[[Path], None]) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(target.with_name(f"{target.name}.lock")):
-        for left_over in target.parent.glob(f"{target.name}.partial-*"):
+        for left_over in target.parent.glob(f"{glob.escape(target.name)}.partial-*"):
             shutil.rmtree(left_over)
         if is_complete(target):
             return target
@@ -52,19 +68,32 @@ def build_once(target: Path, build: Callable[[Path], None]) -> Path:
 
 
 def is_complete(folder: Path) -> bool:
-    """Return whether `folder` holds the files of a converted model and none of its weight files is cut short."""
-    weights = sorted(folder.glob("*.safetensors"))
-    needed = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json")
-    if not weights or not all((folder / name).is_file() for name in needed):
-        return False
+    """Return whether `folder` holds a converted model whose JSON files parse and whose weight files are not cut."""
     try:
-        for file in weights:
+        for name in _JSON_FILES:
+            read_json(folder / name)
+        for file in weight_files(folder):
             # Opening compares the length of the file with what its header promises.
             with safe_open(file, framework="np"):
                 pass
-    except SafetensorError:
+    except (ModelLoadError, ModelNotFoundError, SafetensorError):
         return False
     return True
+
+
+@contextmanager
+def _cache_errors(target: Path) -> Iterator[None]:
+    try:
+        yield
+    except VllmTeachError:  # some are OSErrors too
+        raise
+    # What safetensors cannot write, it reports as an error of its own.
+    except (OSError, SafetensorError) as error:
+        home = os.environ.get(_HOME)
+        raise CacheError(
+            f"{target} cannot be written ({error}): set {_HOME}, which is {repr(home) if home else 'not set'}, to a "
+            "folder that you may write and that has room."
+        ) from error
 
 
 @contextmanager

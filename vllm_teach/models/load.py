@@ -1,14 +1,13 @@
 """Puts the weights of a Hugging Face directory into a `Decoder`."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from vllm_teach.errors import ModelLoadError, ModelNotFoundError
 from vllm_teach.models.config import ModelConfig
 from vllm_teach.models.decoder import Decoder
+from vllm_teach.models.fields import read_json
 from vllm_teach.models.weights import Checkpoint
 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -23,29 +22,25 @@ def load_model(path: Path | str, dtype: torch.dtype = torch.float32, device: tor
     damaged file or an unknown architecture.
     """
     folder = Path(path)
-    model = Decoder(ModelConfig.from_hf(read_config(folder)))
+    model = Decoder(load_config(folder))
     checkpoint = Checkpoint(folder)
     wanted = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     _check(checkpoint, wanted)
-    # The largest first: its source's pages then lie beside few copies, not beside nearly all of them.
-    order = sorted(wanted, key=lambda name: -model.get_parameter(name).numel())
-    weights = {name: checkpoint.copy(name, dtype, device) for name in order}
+    weights = {name: checkpoint.copy(name, dtype, device) for name in wanted}
     model.load_state_dict(weights, assign=True)
     return model.eval().requires_grad_(False)
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """Return the parsed config.json of a model directory."""
-    file = folder / "config.json"
+def load_config(path: Path | str) -> ModelConfig:
+    """Return what the config.json of a model directory says.
+
+    Raises ModelNotFoundError when there is none, ModelLoadError, naming the file, when it is damaged or describes a
+    model that `Decoder` cannot compute.
+    """
+    file = Path(path) / "config.json"
     if not file.is_file():
-        raise ModelNotFoundError(f"{folder} is no model directory, it has no config.json: check the path.")
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelLoadError(f"{file} is no valid JSON ({error}): download it again.") from error
-    if not isinstance(config, dict):
-        raise ModelLoadError(f"{file} holds a {type(config).__name__}, not a JSON object: download it again.")
-    return config
+        raise ModelNotFoundError(f"{path} is no model directory, it has no config.json: check the path.")
+    return ModelConfig.from_hf(read_json(file).values, str(file))
 
 
 def _check(checkpoint: Checkpoint, wanted: dict[str, tuple[int, ...]]) -> None:
@@ -58,7 +53,7 @@ def _check(checkpoint: Checkpoint, wanted: dict[str, tuple[int, ...]]) -> None:
                 f"tensor {name} in {checkpoint.files[name]} has shape {list(checkpoint.shapes[name])} and config.json "
                 f"asks for {list(shape)}: put config and weights of the same model together."
             )
-    for name in checkpoint.files.keys() - wanted.keys():
+    for name in sorted(checkpoint.files.keys() - wanted.keys()):
         # Old checkpoints store RoPE's frequencies, which follow from the config.
         if name.endswith("rotary_emb.inv_freq"):
             continue

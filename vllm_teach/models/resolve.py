@@ -5,9 +5,10 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from vllm_teach.errors import MissingDependencyError, ModelNotFoundError
+from vllm_teach.errors import CacheError, MissingDependencyError, ModelNotFoundError
 from vllm_teach.models.cache import build_once, cache_home, is_complete
 from vllm_teach.models.fetch import SMOLLM2, model_folder
+from vllm_teach.models.weight_files import weight_files
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 # What a model needs from the hub; leaves out the same weights in other formats.
@@ -19,15 +20,20 @@ def resolve_model(name_or_path: str | Path) -> Path:
 
     `name_or_path` is an alias (a key of `ALIASES`), a directory, a `.gguf` file (converted into the cache on first use)
     or a hub id `owner/name` (downloaded by huggingface_hub on first use). Raises ModelNotFoundError when there is no
-    such model, ModelLoadError when a GGUF file cannot be read.
+    such model, ModelLoadError when a GGUF file cannot be read or a weight file is missing, CacheError when the cache
+    folder cannot be written.
     """
     name = str(name_or_path)
     if name in ALIASES:
         return ALIASES[name]()
-    path = Path(name).expanduser()
-    if path.is_dir():
+    try:
+        path = Path(name).expanduser()
+        is_folder, is_file = path.is_dir(), path.is_file()
+    except (OSError, RuntimeError) as error:  # too long, not ours to read, "~name" of no user
+        raise ModelNotFoundError(f"model {name[:80]!r} cannot be looked at ({error}): check the name.") from error
+    if is_folder:
         return _checked(path)
-    if path.is_file():
+    if is_file:
         return _converted(path)
     if _HUB_ID.fullmatch(name) and not name.endswith(".gguf"):
         return _from_hub(name)
@@ -61,8 +67,7 @@ def _describe(find: Callable[[], Path]) -> str:
 def _checked(folder: Path) -> Path:
     if not (folder / "config.json").is_file():
         raise ModelNotFoundError(f"{folder} is no model directory, it has no config.json: check the path.")
-    if not any(folder.glob("*.safetensors")):
-        raise ModelNotFoundError(f"{folder} has no *.safetensors weights: give a model directory that has them.")
+    weight_files(folder)
     return folder
 
 
@@ -100,4 +105,8 @@ def _from_hub(model_id: str) -> Path:
     except (HfHubHTTPError, HFValidationError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ModelNotFoundError(f"model {model_id!r} cannot be had from the hub ({reason}): check the id.") from error
+    except OSError as error:
+        raise CacheError(
+            f"model {model_id!r} cannot be stored ({error}): make room, or set HF_HOME to a folder that you may write."
+        ) from error
     return _checked(folder)

@@ -1,11 +1,14 @@
 """Text to token ids and back, by the tokenizer files of a Hugging Face directory."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from vllm_teach.errors import InvalidArgumentError, ModelLoadError, ModelNotFoundError
+from vllm_teach.models.fields import is_whole, read_json
+
+# The sets of files that transformers makes a tokenizer of with what is installed here.
+_FORMS = (("tokenizer.json",), ("vocab.json", "merges.txt"))
 
 
 class Tokenizer:
@@ -59,20 +62,21 @@ class Tokenizer:
 
 
 def load_tokenizer(path: Path | str) -> Tokenizer:
-    """Return the tokenizer in the model directory `path`.
+    """Return the tokenizer in the model directory `path`, made from tokenizer.json or from vocab.json and merges.txt.
 
-    Raises ModelNotFoundError when the directory has no tokenizer files, ModelLoadError when they are damaged.
+    Raises ModelNotFoundError when the directory has neither, ModelLoadError when they are damaged.
     """
     from transformers import AutoTokenizer
 
     folder = Path(path)
-    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
-        raise ModelNotFoundError(f"{folder} holds no tokenizer.json: give a model directory with its tokenizer.")
+    if not any(all((folder / name).is_file() for name in names) for names in _FORMS):
+        also = " but tokenizer.model, which is not read here" if (folder / "tokenizer.model").is_file() else ""
+        raise ModelNotFoundError(f"{folder} holds no tokenizer.json{also}: add the tokenizer.json of the same model.")
     try:
         hf = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     # The Rust library raises plain Exception for a damaged tokenizer.json, so nothing narrower catches it.
     except Exception as error:
-        raise ModelLoadError(f"the tokenizer in {folder} cannot be read ({error}): download it again.") from error
+        raise ModelLoadError(f"the tokenizer in {folder} is damaged ({error}): download it again.") from error
     return Tokenizer(hf, _stop_token_ids(folder, hf.eos_token_id))
 
 
@@ -82,10 +86,11 @@ def _stop_token_ids(folder: Path, eos_token_id: int | None) -> tuple[int, ...]:
         file = folder / name
         if not file.is_file():
             continue
-        try:
-            ids = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
-        except ValueError as error:
-            raise ModelLoadError(f"{file} is no valid JSON ({error}): download it again.") from error
-        if ids is not None:
-            return (ids,) if isinstance(ids, int) else tuple(ids)
+        fields = read_json(file)
+        if "eos_token_id" in fields:
+            value = fields.values["eos_token_id"]
+            ids = value if isinstance(value, list) else [value]
+            if not all(is_whole(token_id) and token_id >= 0 for token_id in ids):
+                raise fields.refusal("eos_token_id", "a token id or a list of them")
+            return tuple(ids)
     return () if eos_token_id is None else (eos_token_id,)

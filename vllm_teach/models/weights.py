@@ -5,7 +5,6 @@ memory-mapped, and here one tensor at a time: the map of a tensor is closed as s
 file's pages never pile up beside the copies.
 """
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,10 +13,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from vllm_teach.errors import ModelLoadError, ModelNotFoundError
-
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
+from vllm_teach.errors import ModelLoadError
+from vllm_teach.models.weight_files import weight_files
 
 
 class Checkpoint:
@@ -53,26 +50,6 @@ class Checkpoint:
         """Return whether two tensors hold the same values."""
         with _opened(self.files[first]) as a, _opened(self.files[second]) as b:
             return torch.equal(a.get_tensor(first), b.get_tensor(second))
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """Return the safetensors files that make up the model in `folder` (as `transformers` finds them)."""
-    index = folder / INDEX
-    if (folder / SINGLE).is_file():
-        return [folder / SINGLE]
-    if not index.is_file():
-        raise ModelNotFoundError(
-            f"{folder} holds neither {SINGLE} nor {INDEX}: give a model directory with safetensors weights."
-        )
-    try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelLoadError(f"{index} is no index of safetensors files ({error!r}): download it again.") from error
-    files = [folder / name for name in names]
-    for file in files:
-        if not file.is_file():
-            raise ModelLoadError(f"{file} is missing although {INDEX} names it: download it again.")
-    return files
 
 
 @contextmanager
