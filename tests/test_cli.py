@@ -28,6 +28,36 @@ def test_generate_streams_the_prompt_and_its_continuation(smollm2_path, capsys):
     assert "Paris" in printed
 
 
+@pytest.mark.real_model
+@pytest.mark.parametrize(
+    ("prompt", "form", "complaint"),
+    [
+        # What Python makes of a byte in a terminal's argument that is no UTF-8.
+        ("caf\udce9", [], "no valid text"),
+        ("caf\udce9", ["--chat"], "no valid text"),
+        ("", [], "empty"),
+        ("word " * 9000, [], "max_model_len"),
+        ("word " * 9000, ["--chat"], "max_model_len"),
+    ],
+)
+def test_a_bad_prompt_is_one_line_on_stderr_and_is_not_printed(smollm2_path, capsys, prompt, form, complaint):
+    assert cli.main(["generate", prompt, *form, "--model", str(smollm2_path), "--dtype", "float32"]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    [line] = printed.err.strip().splitlines()
+    assert line.startswith("vllm-teach: ")
+    assert complaint in line
+
+
+@pytest.mark.real_model
+def test_generate_chat_streams_the_answer_alone(smollm2_path, capsys):
+    arguments = ["generate", "What is the capital of France?", "--chat", "--model", str(smollm2_path)]
+    assert cli.main([*arguments, "--max-tokens", "12", "--dtype", "float32"]) == 0
+    printed = capsys.readouterr().out
+    assert "Paris" in printed
+    assert "What is" not in printed
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [

@@ -45,5 +45,5 @@ def test_kernel_sources_are_found_and_importable_from_the_checkout(tmp_path):
 
 @pytest.mark.parametrize("find", [kernels.source, data.path])
 def test_a_name_that_is_not_there_is_a_typed_error(find):
-    with pytest.raises(ResourceNotFoundError, match="name='nothing.py' is no"):
+    with pytest.raises(ResourceNotFoundError, match=r"name='nothing\.py' is no"):
         find("nothing.py")

@@ -81,7 +81,7 @@ CHECKS = [
     Check(
         name="tokens_computed",
         lesson=LESSON,
-        task="Return how many token positions the model computes in all to generate new_tokens after a prompt. "
+        task="Return how many tokens the model computes in all to generate new_tokens after a prompt. "
         "Asked for no new token, it computes nothing.",
         lesson_learnt="Without a cache the work grows with the square of the text; with it, with its length.",
         cases=_tokens_computed_cases,
