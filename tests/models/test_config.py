@@ -1,8 +1,13 @@
+import re
+
 import pytest
+from huggingface_hub.errors import StrictDataclassFieldValidationError
 from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from vllm_teach.errors import ModelLoadError
 from vllm_teach.models.config import ModelConfig
+from vllm_teach.models.decoder import Decoder
+from vllm_teach.models.rope import inverse_frequencies
 
 # A config.json as transformers 4 wrote it for Llama 3.2, sizes reduced.
 LLAMA3 = {
@@ -32,6 +37,45 @@ LLAMA3 = {
     "vocab_size": 128256,
 }
 
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 300,
+    "hidden_size": 256,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "hidden_act": "silu",
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 5e5,
+    "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+    "tie_word_embeddings": True,
+    "attention_bias": True,
+    "mlp_bias": True,
+}
+SILENT_ON = {"attention_bias", "mlp_bias"}
+MISTRAL = {key: value for key, value in LLAMA.items() if key not in SILENT_ON} | {
+    "architectures": ["MistralForCausalLM"],
+    "model_type": "mistral",
+    "sliding_window": 7,
+}
+QWEN2 = {
+    **MISTRAL,
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "use_sliding_window": True,
+    "max_window_layers": 1,
+}
+QWEN3 = {**QWEN2, "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "attention_bias": True}
+FAMILIES = {LlamaConfig: LLAMA, MistralConfig: MISTRAL, Qwen2Config: QWEN2, Qwen3Config: QWEN3}
+
+
+def llama3(**changes):
+    return {"rope_scaling": {**LLAMA3["rope_scaling"], **changes}}
+
 
 def test_llama3_of_transformers_4():
     config = ModelConfig.from_hf(LLAMA3)
@@ -40,8 +84,6 @@ def test_llama3_of_transformers_4():
     assert config.rope_scaling is not None
     assert config.rope_scaling["rope_type"] == "llama3"
     assert config.rope_scaling["factor"] == 32.0
-    assert config.eos_token_ids == (128001, 128008, 128009)
-    assert config.dtype_name == "bfloat16"
     assert config.tie_word_embeddings
     assert config.window(0) is None
     # 2 (K and V) x 16 layers x 8 heads x 64 channels x 2 bytes.
@@ -55,7 +97,80 @@ def test_transformers_5_rope_parameters_say_the_same_as_transformers_4_keys():
     assert ModelConfig.from_hf(new) == ModelConfig.from_hf(LLAMA3)
 
 
-@pytest.mark.parametrize("cls", [LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config])
+def completed(cls, values):
+    """What transformers makes of `values`, its defaults filled in."""
+    return ModelConfig.from_hf({**cls.from_dict(values).to_dict(), "architectures": values["architectures"]})
+
+
+@pytest.mark.parametrize("cls", FAMILIES)
+def test_what_a_config_leaves_out_is_what_transformers_assumes(cls):
+    values = FAMILIES[cls]
+    assert ModelConfig.from_hf(values) == completed(cls, values)
+    for key in values.keys() - {"architectures", "model_type"}:
+        without = {other: value for other, value in values.items() if other != key}
+        assert ModelConfig.from_hf(without) == completed(cls, without), key
+    bare = {key: values[key] for key in ("architectures", "model_type")}
+    assert ModelConfig.from_hf(bare) == completed(cls, bare)
+
+
+@pytest.mark.parametrize("cls", FAMILIES)
+@pytest.mark.parametrize("key", ["num_key_value_heads", "head_dim", "sliding_window", "rope_scaling"])
+def test_a_null_means_what_transformers_takes_it_for(cls, key):
+    values = {**FAMILIES[cls], key: None}
+    try:
+        expected = completed(cls, values)
+    except StrictDataclassFieldValidationError:
+        return  # transformers refuses it
+    assert ModelConfig.from_hf(values) == expected
+
+
+def test_a_llama_has_no_window_whatever_its_config_says():
+    assert ModelConfig.from_hf({**LLAMA, "sliding_window": 7}).window(0) is None
+
+
+def test_llama3_scaling_starts_from_the_models_own_context_unless_told():
+    key, scaling = "original_max_position_embeddings", LLAMA3["rope_scaling"]
+    values = {**LLAMA, "rope_scaling": {name: value for name, value in scaling.items() if name != key}}
+    for told in ({}, {key: 64}):
+        config = ModelConfig.from_hf({**values, **told})
+        assert config.rope_scaling is not None
+        assert config.rope_scaling[key] == told.get(key, 512)
+        assert config == completed(LlamaConfig, {**values, **told})
+
+
+@pytest.mark.parametrize("cls", FAMILIES)
+def test_a_damaged_value_is_refused_or_gives_a_sound_config(cls):
+    """Each entry in turn becomes something else: ModelLoadError that names the file, or a model that can be built."""
+    values = {
+        **FAMILIES[cls],
+        **llama3(),
+        "rope_parameters": {},
+        "partial_rotary_factor": 1.0,
+        "quantization_config": None,
+        "layer_types": ["full_attention"] * 3,
+    }
+    rope = values["rope_scaling"]
+    wrong = ["x", "", -1, 0, 1, 3, 2.5, 10**400, 2**40, [], [None], ["x"], {}, {"a": 1}, None, True, False]
+    wrong += [1e400, -1e400, float("nan"), [[]] * 3]
+    damaged = [{**values, key: value} for key in values for value in wrong]
+    damaged += [{**values, "rope_scaling": {**rope, key: value}} for key in rope for value in wrong]
+    messages = []
+    for config in damaged:
+        try:
+            sound = ModelConfig.from_hf(config, "/m/config.json")
+        except ModelLoadError as error:
+            messages.append(str(error))
+            continue
+        assert 0 < sound.rms_norm_eps < float("inf")
+        assert len(sound.sliding_layers) == sound.num_layers
+        assert sound.num_q_heads % sound.num_kv_heads == sound.head_dim % 2 == 0
+        assert inverse_frequencies(sound).isfinite().all()
+        Decoder(sound)
+    assert [message for message in messages if not re.fullmatch(r"/m/config\.json .*\.", message)] == []
+    assert len(messages) > len(damaged) / 2
+
+
+@pytest.mark.parametrize("cls", FAMILIES)
 def test_model_type_names_the_architecture_where_config_does_not(cls):
     values = cls().to_dict()
     assert values["architectures"] is None
@@ -101,11 +216,25 @@ def test_qwen_slides_from_max_window_layers_on_and_only_if_told():
         ({"vocab_size": "many"}, "vocab_size"),
         ({"num_key_value_heads": 5}, "num_key_value_heads"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"rope_scaling": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        ({"rope_scaling": {"full_attention": {"rope_type": "default"}}}, "one per kind of layer"),
+        ({"head_dim": 63}, "head_dim = 63 where an even number"),
+        ({"hidden_size": 16, "head_dim": None}, "head_dim = 0"),
+        ({"rms_norm_eps": "x"}, "rms_norm_eps = 'x'"),
+        ({"rms_norm_eps": -1}, "rms_norm_eps = -1"),
+        ({"rope_scaling": "llama3"}, "rope_scaling = 'llama3'"),
+        ({"quantization_config": "awq"}, "quantization_config = 'awq'"),
+        ({"architectures": {"a": 1}}, "architectures = {'a': 1}"),
+        ({"architectures": "LlamaForCausalLM"}, "architectures = 'LlamaForCausalLM'"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings = 'no'"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 0}}, r"\(rope_scaling\) has factor = 0"),
+        (llama3(original_max_position_embeddings="x"), "original_max_position_embeddings = 'x'"),
+        (llama3(high_freq_factor=1.0), "high_freq_factor = 1.0"),
     ],
 )
 def test_refuses_what_it_would_compute_wrongly(change, named):
-    with pytest.raises(ModelLoadError, match=named):
-        ModelConfig.from_hf({**LLAMA3, **change})
+    with pytest.raises(ModelLoadError, match=rf"^/m/config\.json .*{named}"):
+        ModelConfig.from_hf({**LLAMA3, **change}, "/m/config.json")
 
 
 def test_refuses_unknown_layer_types():

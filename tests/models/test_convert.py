@@ -1,8 +1,10 @@
 import json
 
+import gguf
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from vllm_teach.models.convert import convert_gguf
@@ -12,7 +14,8 @@ from vllm_teach.models.load import load_model
 
 def test_weights_are_the_dequantised_ones_in_bfloat16(tmp_path, tiny_gguf):
     convert_gguf(tiny_gguf, tmp_path, progress=False)
-    expected = dict(GGUFModel(tiny_gguf).tensors())
+    model = GGUFModel(tiny_gguf)
+    expected = {hf_name: model.read(name) for hf_name, name in model.tensor_names().items()}
     with safe_open(tmp_path / "model.safetensors", framework="pt") as weights:
         assert set(weights.keys()) == expected.keys()
         for name, tensor in expected.items():
@@ -26,7 +29,7 @@ def test_transformers_reads_the_directory(tmp_path, tiny_gguf):
     assert model.dtype == torch.bfloat16
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     assert (tokenizer.bos_token, tokenizer.eos_token) == ("<|im_start|>", "<|im_end|>")
-    assert tokenizer.chat_template == GGUFModel(tiny_gguf).metadata["tokenizer.chat_template"]
+    assert tokenizer.chat_template == GGUFModel(tiny_gguf).fields.text("tokenizer.chat_template")
     assert GenerationConfig.from_pretrained(tmp_path).eos_token_id == 2
 
 
@@ -57,3 +60,18 @@ def test_large_models_are_written_in_several_files(tmp_path, tiny_gguf):
     for name, weight in one.named_parameters():
         assert torch.equal(weight, several.get_parameter(name)), name
     AutoModelForCausalLM.from_pretrained(parts)
+
+
+def test_norms_beyond_float16_keep_their_values(tmp_path, tiny_hf, write_gguf):
+    def converted(name: str, scale: float) -> dict[str, torch.Tensor]:
+        model = tiny_hf("llama").requires_grad_(False)
+        model.model.norm.weight.fill_(scale)
+        path, folder = tmp_path / f"{name}.gguf", tmp_path / name
+        folder.mkdir()
+        convert_gguf(write_gguf(path, model, quantise=gguf.GGMLQuantizationType.F16), folder, progress=False)
+        return load_file(folder / "model.safetensors")
+
+    small, large = converted("small", 60_000.0), converted("large", 70_000.0)
+    assert {weight.dtype for weight in small.values()} == {torch.float16}
+    assert {weight.dtype for weight in large.values()} == {torch.float32}
+    assert large["model.norm.weight"].unique().tolist() == [70_000.0]

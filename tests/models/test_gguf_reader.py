@@ -1,10 +1,16 @@
+import math
+import re
+from pathlib import Path
+
 import gguf
 import numpy as np
 import pytest
 import torch
 
 from vllm_teach.errors import ModelLoadError
+from vllm_teach.models import convert
 from vllm_teach.models.config import ModelConfig
+from vllm_teach.models.fields import Fields
 from vllm_teach.models.gguf_reader import GGUFModel, llama3_divisors, unpermute
 
 Q4_1, Q8_0 = gguf.GGMLQuantizationType.Q4_1, gguf.GGMLQuantizationType.Q8_0
@@ -15,7 +21,7 @@ Q4_1, Q8_0 = gguf.GGMLQuantizationType.Q4_1, gguf.GGMLQuantizationType.Q8_0
 def test_unquantised_weights_come_back_exactly_under_their_names(family, tied, tmp_path, tiny_hf, write_gguf):
     original = tiny_hf(family, tie_word_embeddings=tied)
     model = GGUFModel(write_gguf(tmp_path / "m.gguf", original, family))
-    read = dict(model.tensors())
+    read = {hf_name: model.read(name) for hf_name, name in model.tensor_names().items()}
     expected = original.state_dict()
     if tied:
         del expected["lm_head.weight"]
@@ -27,11 +33,71 @@ def test_unquantised_weights_come_back_exactly_under_their_names(family, tied, t
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_config_says_what_the_original_said(family, tmp_path, tiny_hf, write_gguf):
-    original = tiny_hf(family, rms_norm_eps=1e-5, bos_token_id=1, eos_token_id=2)
+    rope = {"rope_type": "default", "rope_theta": 1e5}
+    original = tiny_hf(family, rms_norm_eps=1e-5, rope_parameters=rope)
     config = GGUFModel(write_gguf(tmp_path / "m.gguf", original, family)).config()
-    assert ModelConfig.from_hf({**config, "dtype": "float32"}) == ModelConfig.from_hf(
-        {**original.config.to_dict(), "architectures": [type(original).__name__], "dtype": "float32"}
-    )
+    read = ModelConfig.from_hf(config)
+    assert read == ModelConfig.from_hf({**original.config.to_dict(), "architectures": [type(original).__name__]})
+    assert read.rope_theta == 1e5
+    assert (config["bos_token_id"], config["eos_token_id"]) == (1, 2)
+
+
+def edited(path: Path, changes: dict[str, object]) -> GGUFModel:
+    """The model of `path` as if its metadata said something else; None takes an entry away."""
+    model = GGUFModel(path)
+    model.fields = Fields({**model.fields.values, **changes}, str(path))
+    return model
+
+
+def test_a_silent_file_has_one_key_value_head_per_query_head(tiny_gguf):
+    assert edited(tiny_gguf, {"llama.attention.head_count_kv": None}).config()["num_key_value_heads"] == 4
+
+
+ENTRIES = [
+    "general.architecture",
+    "llama.context_length",
+    "llama.embedding_length",
+    "llama.block_count",
+    "llama.feed_forward_length",
+    "llama.attention.head_count",
+    "llama.attention.head_count_kv",
+    "llama.attention.key_length",
+    "llama.attention.layer_norm_rms_epsilon",
+    "llama.attention.sliding_window",
+    "llama.rope.freq_base",
+    "llama.rope.scaling.type",
+    "llama.rope.scaling.factor",
+    "llama.rope.dimension_count",
+    "tokenizer.ggml.model",
+    "tokenizer.ggml.pre",
+    "tokenizer.ggml.tokens",
+    "tokenizer.ggml.merges",
+    "tokenizer.ggml.token_type",
+    "tokenizer.ggml.bos_token_id",
+    "tokenizer.ggml.eos_token_id",
+    "tokenizer.ggml.padding_token_id",
+    "tokenizer.ggml.unknown_token_id",
+    "tokenizer.ggml.add_bos_token",
+    "tokenizer.chat_template",
+]
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_a_damaged_entry_is_refused_or_does_no_harm(entry, tiny_gguf, tmp_path, monkeypatch):
+    """Never another exception than ModelLoadError, which names file and entry or the tensor that no longer fits."""
+    messages = []
+    for value in ["x", -1, 0, 3, 2**40, [], ["x", "y z"], [3], {}, None, True, False, math.inf, math.nan]:
+        scaled = {"llama.rope.scaling.type": "linear"} if entry.endswith("scaling.factor") else {}
+        model = edited(tiny_gguf, {**scaled, entry: value})
+        monkeypatch.setattr(convert, "GGUFModel", lambda path, model=model: model)
+        try:
+            convert.convert_gguf(tiny_gguf, tmp_path, progress=False)
+        except ModelLoadError as error:
+            messages.append(str(error))
+    # The architecture is checked when the file is opened, which is over by then.
+    assert messages or entry == "general.architecture"
+    named = rf"{re.escape(str(tiny_gguf))}.*({re.escape(entry)}|tensor|head dimensions|_token_id).*\."
+    assert [message for message in messages if not re.fullmatch(named, message)] == []
 
 
 @pytest.mark.parametrize("quantisation", [Q4_1, Q8_0])
@@ -39,7 +105,8 @@ def test_quantised_weights_are_within_half_a_step(quantisation, tmp_path, tiny_h
     original = tiny_hf("llama")
     model = GGUFModel(write_gguf(tmp_path / "m.gguf", original, quantise=quantisation))
     assert model.storage_dtype() == torch.bfloat16
-    for name, read in model.tensors():
+    for name, gguf_name in model.tensor_names().items():
+        read = model.read(gguf_name)
         weight = original.state_dict()[name]
         if weight.ndim == 1:
             assert torch.equal(read, weight)
@@ -98,7 +165,7 @@ def test_linear_scaling_and_a_window_are_kept(tmp_path, tiny_hf, write_gguf):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"llama.rope.scaling.type": "yarn"}, "scales RoPE by 'yarn'"),
+        ({"llama.rope.scaling.type": "yarn"}, r"has llama\.rope\.scaling\.type = 'yarn'"),
         ({"llama.rope.dimension_count": 8}, "rotates 8 of 16 head dimensions"),
         ({"llama.expert_count": 8}, "mixture of experts"),
     ],

@@ -3,6 +3,7 @@ from tokenizers import pre_tokenizers
 from transformers import Qwen2Tokenizer
 
 from vllm_teach.errors import ModelLoadError
+from vllm_teach.models.fields import Fields
 from vllm_teach.models.gguf_tokenizer import build_tokenizer, special_tokens
 
 MERGES = ["1 2", "12 3", "h e", "Ġ h", "Ġh e", "Ċ Ċ"]
@@ -10,8 +11,9 @@ TOKENS = ["<s>", "<user>", *sorted(pre_tokenizers.ByteLevel.alphabet()), *(m.rep
 TEXTS = ["1234 he", "he's  HE'S\n\n\nhe", "a1b22c333d4444", " x!?\r\n\ty ", "naïve café é 日本語", "<s>he<user>"]
 
 
-def metadata(pre: str, **more: object) -> dict[str, object]:
-    return {
+def metadata(pre: str, **more: object) -> Fields:
+    """The entries of a GGUF file; a `more` of None takes one away."""
+    values = {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": pre,
         "tokenizer.ggml.tokens": TOKENS,
@@ -19,8 +21,8 @@ def metadata(pre: str, **more: object) -> dict[str, object]:
         "tokenizer.ggml.token_type": [3, 4] + [1] * (len(TOKENS) - 2),
         "tokenizer.ggml.bos_token_id": 0,
         "tokenizer.ggml.add_bos_token": False,
-        **{f"tokenizer.ggml.{key}": value for key, value in more.items()},
     }
+    return Fields({**values, **{f"tokenizer.ggml.{key}": value for key, value in more.items()}}, "m.gguf")
 
 
 def pieces(pre: str, text: str) -> list[str]:
@@ -51,9 +53,9 @@ def test_digits_are_cut_as_the_pre_tokeniser_says(pre, expected):
 def test_groups_of_digits_and_newlines_tell_llama_from_gpt2():
     # Llama takes at most three digits into one word, so a merge cannot reach over the fourth.
     tokens = [*TOKENS, "12312"]
-    wide = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.merges": [*MERGES, "123 12"]}
-    assert build_tokenizer({**metadata("gpt-2"), **wide}).encode("12312").tokens == ["12312"]
-    assert build_tokenizer({**metadata("llama-bpe"), **wide}).encode("12312").tokens == ["123", "12"]
+    wide = {"tokens": tokens, "merges": [*MERGES, "123 12"]}
+    assert build_tokenizer(metadata("gpt-2", **wide)).encode("12312").tokens == ["12312"]
+    assert build_tokenizer(metadata("llama-bpe", **wide)).encode("12312").tokens == ["123", "12"]
     # And it keeps newlines together, where GPT-2 leaves the last one to the next word.
     assert pieces("gpt-2", "x\n\ny") == ["x", "\n", "\n", "y"]
     assert pieces("llama-bpe", "x\n\ny") == ["x", "\n\n", "y"]
@@ -75,10 +77,12 @@ def test_llama_keeps_whole_words_that_no_merge_leads_to():
 
 
 def test_control_tokens_are_special_and_user_defined_ones_are_not():
-    tokenizer = build_tokenizer(metadata("smollm"))
-    ids = tokenizer.encode("<s>he<user>").ids
-    assert ids == [0, TOKENS.index("he"), 1]
-    assert tokenizer.decode(ids) == "he<user>"
+    for special_kind in (2, 3):  # unknown, control
+        kinds = [special_kind, 4] + [1] * (len(TOKENS) - 2)
+        tokenizer = build_tokenizer(metadata("smollm", token_type=kinds))
+        ids = tokenizer.encode("<s>he<user>").ids
+        assert ids == [0, TOKENS.index("he"), 1]
+        assert tokenizer.decode(ids) == "he<user>"
 
 
 @pytest.mark.parametrize(("more", "starts"), [({"add_bos_token": True}, True), ({"add_bos_token": False}, False)])
@@ -90,8 +94,7 @@ def test_bos_is_added_where_the_file_says(more, starts):
 
 def test_bos_where_the_file_is_silent_is_llama_3s_habit_alone():
     for pre, starts in {"llama-bpe": True, "qwen2": False, "smollm": False, "gpt-2": False}.items():
-        silent = metadata(pre)
-        del silent["tokenizer.ggml.add_bos_token"]
+        silent = metadata(pre, add_bos_token=None)
         assert (build_tokenizer(silent).encode("he").ids[0] == 0) == starts, pre
 
 
@@ -101,7 +104,35 @@ def test_names_of_special_tokens():
 
 
 def test_other_tokenizers_are_refused():
-    with pytest.raises(ModelLoadError, match=r"'llama'.*only 'gpt2'"):
-        build_tokenizer({"tokenizer.ggml.model": "llama"})
+    with pytest.raises(ModelLoadError, match=r"m\.gguf has tokenizer\.ggml\.model = 'llama' .* rebuilt is gpt2"):
+        build_tokenizer(metadata("smollm", model="llama"))
     with pytest.raises(ModelLoadError, match=r"'chameleon'.*gpt-2, llama-bpe, qwen2, smollm"):
         build_tokenizer(metadata("chameleon"))
+
+
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [
+        ({"model": None}, "model = None"),
+        ({"tokens": None}, "tokens = None where a list of str"),
+        ({"merges": None}, "merges = None where a list of str"),
+        ({"merges": ["q nowhere"]}, "merges that do not fit its tokens .*nowhere"),
+        ({"merges": ["unsplit"]}, "merges that do not fit its tokens"),
+        ({"token_type": 3}, "token_type = 3"),
+        ({"add_bos_token": "yes"}, "add_bos_token = 'yes'"),
+        ({"add_bos_token": True, "bos_token_id": None}, "bos_token_id = None where the token that add_bos_token"),
+        (
+            {"add_bos_token": True, "bos_token_id": len(TOKENS)},
+            f"bos_token_id = {len(TOKENS)}",
+        ),
+        ({"add_bos_token": True, "bos_token_id": -1}, "bos_token_id = -1"),
+    ],
+)
+def test_damaged_entries_are_named_with_their_file(damage, named):
+    with pytest.raises(ModelLoadError, match=rf"m\.gguf has tokenizer\.ggml\.{named}"):
+        build_tokenizer(metadata("smollm", **damage))
+
+
+def test_an_id_beyond_the_tokens_is_no_special_token():
+    with pytest.raises(ModelLoadError, match=rf"eos_token_id = {len(TOKENS)}"):
+        special_tokens(metadata("smollm", eos_token_id=len(TOKENS)))

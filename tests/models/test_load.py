@@ -1,4 +1,5 @@
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -110,9 +111,10 @@ def test_a_wrong_shape_is_named(broken):
         load_model(broken(lambda tensors: tensors.update({NAME: torch.ones(3, 4)})))
 
 
-def test_an_unexpected_tensor_is_named(broken):
-    with pytest.raises(ModelLoadError, match=r"tensor model\.extra in .*model\.safetensors has no place"):
-        load_model(broken(lambda tensors: tensors.update({"model.extra": torch.ones(1)})))
+def test_the_first_unexpected_tensor_is_named(broken):
+    extra = {f"model.extra{number}": torch.ones(1) for number in range(5)}
+    with pytest.raises(ModelLoadError, match=r"tensor model\.extra0 in .*model\.safetensors has no place"):
+        load_model(broken(lambda tensors: tensors.update(extra)))
 
 
 def test_rope_frequencies_of_old_checkpoints_are_passed_over(broken):
@@ -151,5 +153,12 @@ def test_a_directory_that_is_no_model(tmp_path):
 @pytest.mark.parametrize("content", ["{", "[]", json.dumps({"model_type": "bert", "architectures": ["BertModel"]})])
 def test_a_config_that_is_none(content, tmp_path):
     (tmp_path / "config.json").write_text(content)
-    with pytest.raises(ModelLoadError, match=r"config\.json"):
+    with pytest.raises(ModelLoadError, match=re.escape(str(tmp_path / "config.json"))):
+        load_model(tmp_path)
+
+
+def test_a_damaged_entry_of_the_config_is_named_with_its_file(tmp_path, tiny_hf):
+    file = saved(tiny_hf("llama"), tmp_path) / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "rms_norm_eps": "x"}))
+    with pytest.raises(ModelLoadError, match=rf"{re.escape(str(file))} has rms_norm_eps = 'x'"):
         load_model(tmp_path)

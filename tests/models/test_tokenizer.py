@@ -2,6 +2,8 @@ import json
 from pathlib import Path
 
 import pytest
+import tokenizers
+import tokenizers.processors
 from transformers import AutoTokenizer
 
 from vllm_teach.errors import InvalidArgumentError, ModelLoadError, ModelNotFoundError
@@ -76,12 +78,54 @@ def test_stop_ids_come_from_the_generation_config_then_the_config_then_the_token
     assert load_tokenizer(folder).stop_token_ids == (2,)
 
 
-def test_a_folder_without_tokenizer_and_a_damaged_one(folder, tmp_path_factory):
-    with pytest.raises(ModelNotFoundError, match=r"no tokenizer\.json"):
-        load_tokenizer(tmp_path_factory.mktemp("empty"))
-    (folder / "tokenizer.json").write_text("{")
-    with pytest.raises(ModelLoadError, match=r"tokenizer in .* cannot be read"):
+@pytest.mark.parametrize("value", ["2", {"a": 1}, [2, "x"], True, -1, 1.5])
+@pytest.mark.parametrize("name", ["generation_config.json", "config.json"])
+def test_stop_ids_that_are_none_are_named_with_their_file(name, value, folder):
+    edit(folder / "generation_config.json", eos_token_id=None)
+    edit(folder / name, eos_token_id=value)
+    with pytest.raises(ModelLoadError, match=rf"{name} has eos_token_id = "):
         load_tokenizer(folder)
-    (folder / "tokenizer.json").write_text("{}")
-    with pytest.raises(ModelLoadError, match=r"tokenizer in .* cannot be read"):
+
+
+@pytest.mark.parametrize("content", ["[]", "3", "null", "{", "[" * 100_000])
+def test_a_damaged_generation_config_is_named(content, folder):
+    (folder / "generation_config.json").write_text(content)
+    with pytest.raises(ModelLoadError, match=r"generation_config\.json"):
+        load_tokenizer(folder)
+
+
+def test_a_conversation_starts_with_bos_once(folder):
+    """Llama 3's tokenizer puts BOS in front of a text, and its chat template writes BOS too."""
+    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    bos = "<|endoftext|>"
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single=[bos, "$A"], pair=[bos, "$A", "$B:1"], special_tokens=[(bos, 0)]
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    edit(folder / "tokenizer_config.json", chat_template="{{ '<|endoftext|>' }}{{ messages[0]['content'] }}")
+    ours = load_tokenizer(folder)
+    assert ours.encode("hello") == [0, *ours.encode("hello", add_special_tokens=False)]
+    messages = [{"role": "user", "content": "hello"}]
+    assert ours.apply_chat_template(messages) == ours.encode("hello")
+    assert ours.apply_chat_template(messages) == ours.hf.apply_chat_template(messages, return_dict=False)
+
+
+def test_a_folder_without_tokenizer(tmp_path):
+    with pytest.raises(ModelNotFoundError, match=r"holds no tokenizer\.json: add the tokenizer\.json"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "vocab.json").write_text("{}")  # without merges.txt, transformers makes a tokenizer of three tokens
+    with pytest.raises(ModelNotFoundError, match=r"holds no tokenizer\.json: add the tokenizer\.json"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_folder_with_sentencepiece_alone_is_told_what_is_needed(tmp_path):
+    (tmp_path / "tokenizer.model").write_bytes(b"x")
+    with pytest.raises(ModelNotFoundError, match=r"no tokenizer\.json but tokenizer\.model.*add the tokenizer\.json"):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["{", "{}", "[]"])
+def test_a_damaged_tokenizer_says_so(content, folder):
+    (folder / "tokenizer.json").write_text(content)
+    with pytest.raises(ModelLoadError, match=r"tokenizer in .* is damaged"):
         load_tokenizer(folder)

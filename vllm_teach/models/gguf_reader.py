@@ -170,7 +170,8 @@ class GGUFModel:
             return {"rope_type": "linear", "factor": _shortest(self.fields.number(self._key("rope.scaling.factor")))}
         if kind != "none":
             raise ModelLoadError(
-                f"{self.path} scales RoPE by {kind!r} and not as 'linear' or Llama 3 do: choose another model."
+                f"{self.path} has {self._key('rope.scaling.type')} = {kind!r}, and only 'linear' and Llama 3's scaling "
+                "are computed: choose another model."
             )
         if _ROPE_FREQS not in self._tensors:
             return None

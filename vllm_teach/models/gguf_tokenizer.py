@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from vllm_teach.errors import ModelLoadError
 from vllm_teach.models.fields import Fields
 
-_TOKENS = "tokenizer.ggml.tokens"
+_TOKENS, _MERGES = "tokenizer.ggml.tokens", "tokenizer.ggml.merges"
 
 # The kinds of token that GGUF's `token_type` array tells apart (llama.cpp's enum llama_token_type).
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
@@ -52,9 +52,10 @@ def build_tokenizer(fields: Fields) -> Tokenizer:
     Raises ModelLoadError for another tokenizer model than byte-level BPE ("gpt2"), for an unknown pre-tokeniser, and
     for lists of tokens and merges that are missing or do not go together.
     """
-    pre = _known(fields, "tokenizer.ggml.model", ["gpt2"]) and _known(fields, "tokenizer.ggml.pre", _PRE_TOKENIZERS)
-    tokens = fields.items(_TOKENS, str)
-    merges = [pair.split(" ", 1) for pair in fields.items("tokenizer.ggml.merges", str)]
+    _known(fields, "tokenizer.ggml.model", ["gpt2"])
+    pre = _known(fields, "tokenizer.ggml.pre", _PRE_TOKENIZERS)
+    tokens = _tokens(fields)
+    merges = [(left, right) for left, _, right in (m.partition(" ") for m in fields.items(_MERGES, str))]
     kinds = fields.items("tokenizer.ggml.token_type", int, [])
     bos = _bos(fields, pre)
     vocab = {token: index for index, token in enumerate(tokens)}
@@ -64,7 +65,7 @@ def build_tokenizer(fields: Fields) -> Tokenizer:
     # The Rust library raises plain Exception for a merge of tokens that the vocabulary lacks.
     except Exception as error:
         raise ModelLoadError(
-            f"{fields.source} has tokenizer.ggml.merges that do not fit its tokens ({error}): download it again."
+            f"{fields.source} has {_MERGES} that do not fit its tokens ({error}): download it again."
         ) from error
     tokenizer = Tokenizer(bpe)
     if pre == "qwen2":
@@ -82,16 +83,23 @@ def build_tokenizer(fields: Fields) -> Tokenizer:
 def special_token_id(fields: Fields, key: str) -> int | None:
     """Return the id that the file gives the "bos", "eos", "unknown" or "padding" token, None where it gives none."""
     full = f"tokenizer.ggml.{key}_token_id"
-    last = len(fields.items(_TOKENS, str)) - 1
+    last = len(_tokens(fields)) - 1
     return fields.integer(full, minimum=0, maximum=last) if full in fields else None
 
 
 def special_tokens(fields: Fields) -> dict[str, str]:
     """Return the text of the named special tokens that the file sets, as in {"eos_token": "<|im_end|>"}."""
-    tokens = fields.items(_TOKENS, str)
+    tokens = _tokens(fields)
     keys = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
     ids = {name: special_token_id(fields, key) for name, key in keys.items()}
     return {name: tokens[token_id] for name, token_id in ids.items() if token_id is not None}
+
+
+def _tokens(fields: Fields) -> list[str]:
+    tokens = fields.items(_TOKENS, str)
+    if not tokens:
+        raise fields.refusal(_TOKENS, "at least one token")
+    return tokens
 
 
 def _known(fields: Fields, key: str, known: Iterable[str]) -> str:
@@ -112,7 +120,7 @@ def _bos(fields: Fields, pre: str) -> tuple[str, int] | None:
     bos_id = special_token_id(fields, "bos")
     if bos_id is None:
         raise fields.refusal("tokenizer.ggml.bos_token_id", "the token that add_bos_token puts in front of a text")
-    return fields.items(_TOKENS, str)[bos_id], bos_id
+    return _tokens(fields)[bos_id], bos_id
 
 
 def _post_processor(bos: tuple[str, int] | None) -> processors.PostProcessor:

@@ -72,16 +72,21 @@ def load_tokenizer(path: Path | str) -> Tokenizer:
     if not any(all((folder / name).is_file() for name in names) for names in _FORMS):
         also = " but tokenizer.model, which is not read here" if (folder / "tokenizer.model").is_file() else ""
         raise ModelNotFoundError(f"{folder} holds no tokenizer.json{also}: add the tokenizer.json of the same model.")
+    # First, because transformers reads the same entries and says less clearly what is wrong with them.
+    stop_token_ids = _stop_token_ids(folder)
     try:
         hf = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     # The Rust library raises plain Exception for a damaged tokenizer.json, so nothing narrower catches it.
     except Exception as error:
-        raise ModelLoadError(f"the tokenizer in {folder} is damaged ({error}): download it again.") from error
-    return Tokenizer(hf, _stop_token_ids(folder, hf.eos_token_id))
+        reason = " ".join(str(error).split())
+        raise ModelLoadError(f"the tokenizer in {folder} is damaged ({reason}): download it again.") from error
+    if stop_token_ids is None:
+        stop_token_ids = () if hf.eos_token_id is None else (hf.eos_token_id,)
+    return Tokenizer(hf, stop_token_ids)
 
 
-def _stop_token_ids(folder: Path, eos_token_id: int | None) -> tuple[int, ...]:
-    """Return the ids that end a text: generation_config.json's, else config.json's, else the tokenizer's EOS."""
+def _stop_token_ids(folder: Path) -> tuple[int, ...] | None:
+    """Return the ids that end a text by generation_config.json, else by config.json; None where neither says."""
     for name in ("generation_config.json", "config.json"):
         file = folder / name
         if not file.is_file():
@@ -93,4 +98,4 @@ def _stop_token_ids(folder: Path, eos_token_id: int | None) -> tuple[int, ...]:
             if not all(is_whole(token_id) and token_id >= 0 for token_id in ids):
                 raise fields.refusal("eos_token_id", "a token id or a list of them")
             return tuple(ids)
-    return () if eos_token_id is None else (eos_token_id,)
+    return None
