@@ -44,7 +44,8 @@ def test_a_bad_prompt_is_one_line_on_stderr_and_is_not_printed(smollm2_path, cap
     assert cli.main(["generate", prompt, *form, "--model", str(smollm2_path), "--dtype", "float32"]) == 1
     printed = capsys.readouterr()
     assert printed.out == ""
-    [line] = printed.err.strip().splitlines()
+    assert "Traceback" not in printed.err
+    line = printed.err.strip().splitlines()[-1]  # transformers may warn about a long prompt before
     assert line.startswith("vllm-teach: ")
     assert complaint in line
 

@@ -106,6 +106,7 @@ def test_tokens_of_several_bytes_join_to_the_text_whatever_the_bytes(parts, rand
 @example("a🐈b", 0, set())
 @example("a🐈b", 3, set())
 @example("日本🐈b", 8, set())
+@example("日本🐈b", 6, set())  # the prompt's last five tokens begin inside a character
 def test_byte_fallback_streams_what_the_whole_decodes_to(text, cut, skipped):
     """Anywhere cut into prompt and output, with skipped special tokens before some characters."""
     ids = [
@@ -267,6 +268,14 @@ def test_a_false_alarm_is_shown_later():
     assert shown == ["", "", "STI", "STIR", "STIR"]
     assert drive(b"ST", ["STOP"])[1] == "ST"
     assert final == "STIR"
+
+
+def test_what_stands_behind_a_stop_string_never_comes_out():
+    pieces = [b"one ", b"STOP tw", b"one STOP \xf0"]
+    for ids, final in (([0, 1], "one "), ([2], "one ")):
+        text = OutputText(Pieces(pieces), [], stops=["STOP"], include_stop=False, skip_special_tokens=True)
+        assert [text.append(token, may_stop=True) for token in ids][-1] == "STOP"
+        assert text.finish() == text.visible == final
 
 
 def test_stop_string_included_on_request():

@@ -214,6 +214,25 @@ def test_an_abort_frees_before_it_asks_the_tokenizer(engine, monkeypatch):
     engine.abort("c")
 
 
+def test_an_abort_after_an_interrupted_step_frees_first_too(engine, monkeypatch):
+    """Then a sampled token still waits for its text."""
+
+    def interrupted(*args, **options):
+        raise KeyboardInterrupt
+
+    engine.add_request("x", LONG, "a")
+    request = engine.get_request("a")
+    with monkeypatch.context() as patch:
+        patch.setattr(type(engine.tokenizer), "decode", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.step()
+        assert request.sequences[0].new_token is not None
+        with pytest.raises(KeyboardInterrupt):
+            engine.abort("a")
+    assert request.finished
+    assert engine.kv.slots_held == 0
+
+
 def test_abort_by_request_never_hits_a_later_one_of_the_same_name(engine):
     engine.add_request([1], SamplingParams(max_tokens=1), "a")
     ended = engine.get_request("a")

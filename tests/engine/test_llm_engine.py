@@ -78,6 +78,7 @@ def test_outputs_share_nothing_with_the_engine(engine):
     for mine in (prompt, first.prompt_token_ids, first.outputs[0].token_ids):
         mine += [9, 9]
     params.stop_token_ids += expected
+    params.temperature, params.repetition_penalty = 50.0, 9.0
     first.outputs.clear()
     second = engine.step()[0]
     assert first.metrics == seen != second.metrics

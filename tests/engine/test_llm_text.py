@@ -40,6 +40,17 @@ def test_stop_string_on_the_last_allowed_token(llm):
     assert completion.text == llm.tokenizer.decode(ids[: count - 1])
 
 
+def test_a_stop_string_counts_from_the_token_behind_min_tokens(llm):
+    """Of a text whose n-th token completes the stop string for the first time, min_tokens = n overlooks it."""
+    base = {"temperature": 1.0, "seed": 2, "ignore_eos": True, "max_tokens": 30}
+    ids = llm.generate("q", SamplingParams(**base), use_tqdm=False)[0].outputs[0].token_ids
+    count, stop = next((i + 1, chr(t)) for i, t in enumerate(ids) if 32 < t < 127 and ids.count(t) == 1)
+    for min_tokens, length, reason in ((count - 1, count, stop), (count, 30, None)):
+        params = SamplingParams(**base, stop=stop, min_tokens=min_tokens)
+        completion = llm.generate("q", params, use_tqdm=False)[0].outputs[0]
+        assert (len(completion.token_ids), completion.stop_reason) == (length, reason)
+
+
 def test_eos_and_stop_tokens(llm):
     # A flat distribution draws end-of-sequence soon.
     flat = {"temperature": 100.0, "max_tokens": 120}

@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from vllm_teach import cli
-from vllm_teach.errors import CacheError, ModelLoadError
+from vllm_teach.errors import CacheError, ModelLoadError, ModelNotFoundError
 from vllm_teach.models.cache import build_once, cache_home, is_complete
 
 
@@ -44,7 +44,7 @@ def test_builds_once_and_leaves_only_the_target(tmp_path):
     assert names(tmp_path / "deep") == ["model"]
 
 
-@pytest.mark.parametrize("failure", [ValueError, KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("failure", [ValueError, ModelNotFoundError, KeyboardInterrupt, SystemExit])
 def test_a_failing_build_leaves_nothing(tmp_path, failure):
     def build(folder: Path) -> None:
         write_model(folder)

@@ -125,7 +125,13 @@ def test_a_null_means_what_transformers_takes_it_for(cls, key):
 
 
 def test_a_llama_has_no_window_whatever_its_config_says():
-    assert ModelConfig.from_hf({**LLAMA, "sliding_window": 7}).window(0) is None
+    told = {"sliding_window": 7, "use_sliding_window": True, "max_window_layers": 0}
+    assert ModelConfig.from_hf({**LLAMA, **told}).window(0) is None
+
+
+def test_of_two_rope_entries_the_older_counts_as_in_transformers():
+    both = {**LLAMA, "rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 1e6}}
+    assert ModelConfig.from_hf(both) == completed(LlamaConfig, both)
 
 
 def test_llama3_scaling_starts_from_the_models_own_context_unless_told():
@@ -213,6 +219,7 @@ def test_qwen_slides_from_max_window_layers_on_and_only_if_told():
         ({"quantization_config": {"quant_method": "awq"}}, "awq"),
         ({"num_hidden_layers": None}, "num_hidden_layers"),
         ({"num_hidden_layers": 0}, "num_hidden_layers"),
+        ({"num_hidden_layers": 65538}, "num_hidden_layers"),
         ({"vocab_size": "many"}, "vocab_size"),
         ({"num_key_value_heads": 5}, "num_key_value_heads"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),

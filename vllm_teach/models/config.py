@@ -46,6 +46,8 @@ _MODEL_TYPES = {name.removesuffix("ForCausalLM").lower(): name for name in ARCHI
 _ROPE_TYPES = ("default", "linear", "llama3")
 # Positions are kept in 32 bits by some kernels; the longest contexts so far are 10 million tokens.
 _LARGEST_POSITION = 2**31 - 1
+# Far above any model: a damaged count is refused before that many modules are made.
+_MOST_LAYERS = 4096
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ class ModelConfig:
             vocab_size=fields.integer("vocab_size"),
             hidden_size=hidden,
             intermediate_size=fields.integer("intermediate_size"),
-            num_layers=fields.integer("num_hidden_layers"),
+            num_layers=fields.integer("num_hidden_layers", maximum=_MOST_LAYERS),
             num_q_heads=heads,
             num_kv_heads=kv_heads,
             head_dim=head_dim,
@@ -164,7 +166,7 @@ def _refuse_partial_rotation(fields: Fields) -> None:
 
 def _windows(architecture: str, fields: Fields) -> tuple[int | None, tuple[bool, ...]]:
     """Return the window and which layers slide, by the rules of transformers' classes."""
-    layers = fields.integer("num_hidden_layers")
+    layers = fields.integer("num_hidden_layers", maximum=_MOST_LAYERS)
     nowhere = (None, (False,) * layers)
     if architecture == "LlamaForCausalLM" or "sliding_window" not in fields:
         return nowhere
