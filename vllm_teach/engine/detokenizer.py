@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from vllm_teach.engine.tokenizer_protocol import Decodes
 
 _BROKEN = "\ufffd"
-# How many tokens before the new ones are decoded with them: some tokenizers decide about a space by them, and in
-# bytes that are no text it takes a few to find the beginnings of characters.
+# How many tokens of the prompt the first output token is decoded with: some tokenizers decide about a space by them.
 _LEAD = 5
 # A UTF-8 character has at most 4 bytes and a token at least one, so only 3 tokens can wait for the rest of theirs.
 _UNFINISHED = 3
+# The longest window while its end is no text: cut off inside a character, byte fallback may break all of the rest.
+_LONGEST = 16
 
 
 class IncrementalDetokenizer:
@@ -57,7 +58,7 @@ class IncrementalDetokenizer:
         shown = max(shown, certain)
         if too_long:
             held = len(text) - shown
-            window = window[-_LEAD - _UNFINISHED :]
+            window = window[-_LONGEST:]
             lead, shown = len(window) - _UNFINISHED, max(0, len(self._decode(window)) - held)
         elif certain == len(text) and (new or shown > certain):
             window = window[lead:]
