@@ -1,7 +1,12 @@
 """The command line: what each command prints, and that errors are one line."""
 
+import io
+import os
+import shlex
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -45,7 +50,7 @@ def test_a_bad_prompt_is_one_line_on_stderr_and_is_not_printed(smollm2_path, cap
     printed = capsys.readouterr()
     assert printed.out == ""
     assert "Traceback" not in printed.err
-    line = printed.err.strip().splitlines()[-1]  # transformers may warn about a long prompt before
+    [line] = printed.err.strip().splitlines()
     assert line.startswith("vllm-teach: ")
     assert complaint in line
 
@@ -76,6 +81,75 @@ def test_a_bad_argument_is_one_line_on_stderr(arguments, complaint):
     [line] = done.stderr.strip().splitlines()
     assert line.startswith("vllm-teach: ")
     assert complaint in line
+
+
+def run_in_shell(line: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = f"set -o pipefail; {shlex.quote(sys.executable)} -m vllm_teach.cli {line}"
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    return subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=variables)
+
+
+needs_bash = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+needs_dev_full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+
+
+@needs_bash
+def test_a_reader_that_goes_away_ends_the_command_in_silence():
+    done = run_in_shell("info | head -c1")
+    assert (done.returncode, len(done.stdout), done.stderr) == (141, 1, "")
+
+
+@needs_bash
+@pytest.mark.real_model
+def test_generate_ends_in_silence_with_its_reader(smollm2_path):
+    done = run_in_shell(f"generate Hello --max-tokens 30 --model {shlex.quote(str(smollm2_path))} | head -c1")
+    assert (done.returncode, done.stdout, done.stderr) == (141, "H", "")
+
+
+@needs_bash
+@needs_dev_full
+@pytest.mark.parametrize("line", ["info", "--help", "--version"])
+def test_an_output_that_is_full_is_one_line(line):
+    done = run_in_shell(f"{line} > /dev/full")
+    assert done.returncode == 1
+    [printed] = done.stderr.splitlines()
+    assert printed.startswith("vllm-teach: the output cannot be written (")
+
+
+@needs_bash
+def test_a_closed_output_is_no_error():
+    done = run_in_shell("info >&-")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_what_the_terminal_cannot_show_is_escaped(monkeypatch):
+    def print_an_accent(_: object) -> None:
+        cli._write("Café 東")
+
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    monkeypatch.setattr(cli, "run_info", print_an_accent)
+    assert cli.main(["info"]) == 0
+    assert raw.getvalue() == b"Caf\\xe9 \\u6771\n"
+
+
+@pytest.mark.parametrize("port", ["0", "-5", "65536", "99999999", "x", "8e3", "²"])
+def test_a_port_that_is_none_is_refused_before_anything_runs(port, capsys, monkeypatch):
+    monkeypatch.setattr(cli, "run_lab", lambda _: pytest.fail("ran"))
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["lab", "--port", port])
+    assert ended.value.code == 2
+    assert f"--port: {port!r} is no port: give a whole number from 1 to 65535" in capsys.readouterr().err
+
+
+def test_a_lab_folder_that_cannot_be_written_is_named(tmp_path, capsys):
+    file = tmp_path / "taken"
+    file.write_text("x")
+    for target in (file, file / "below"):
+        assert cli.main(["lab", "--no-browser", "--dir", str(target)]) == 1
+        [line] = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"vllm-teach: the lessons cannot be copied to {str(target)!r}")
+        assert "--dir" in line
 
 
 def test_lab_command_without_a_screen(tmp_path):

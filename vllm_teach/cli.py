@@ -1,6 +1,7 @@
 """The command line: `vllm-teach info | fetch | lab | generate`. Each command imports only what it needs."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,22 +10,34 @@ from vllm_teach import __version__
 from vllm_teach.errors import VllmTeachError
 
 
+class _OutputError(Exception):
+    """Standard output cannot be written: its reader is gone (`| head`) or its disk is full. Carries the OSError."""
+
+
+def _write(text: object, end: str = "\n") -> None:
+    """Print at once, so that an output that cannot be written shows here and not when Python ends."""
+    try:
+        print(text, end=end, flush=True)
+    except OSError as error:
+        raise _OutputError(str(error)) from error
+
+
 def run_info(arguments: argparse.Namespace) -> None:
     """Print versions, device, threads and the attention backends."""
     from vllm_teach.models.resolve import describe_models
     from vllm_teach.performance.environment import describe_environment, format_environment
 
-    print(format_environment(describe_environment()))
-    print("\nmodels")
+    _write(format_environment(describe_environment()))
+    _write("\nmodels")
     for name, state in describe_models().items():
-        print(f"  {name:<14}{state}")
+        _write(f"  {name:<14}{state}")
 
 
 def run_fetch(arguments: argparse.Namespace) -> None:
     """Fetch the real model once; afterwards everything runs offline."""
     from vllm_teach.models.fetch import fetch_smollm2
 
-    print(fetch_smollm2(progress=not arguments.quiet))
+    _write(fetch_smollm2(progress=not arguments.quiet))
 
 
 def run_lab(arguments: argparse.Namespace) -> None:
@@ -50,10 +63,16 @@ def run_generate(arguments: argparse.Namespace) -> None:
     message = {"role": "user", "content": arguments.prompt}
     pieces = llm.stream(llm.chat_prompt([message]) if arguments.chat else arguments.prompt, params)
     if not arguments.chat:  # only now: `stream` has checked it
-        print(arguments.prompt, end="", flush=True)
+        _write(arguments.prompt, end="")
     for piece in pieces:
-        print(piece, end="", flush=True)
-    print()
+        _write(piece, end="")
+    _write("")
+
+
+def _port(text: str) -> int:
+    if text.isascii() and text.isdigit() and len(text) <= 5 and 1 <= int(text) <= 65535:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is no port: give a whole number from 1 to 65535")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -71,7 +90,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     lab = commands.add_parser("lab", help="open JupyterLab on the lessons; what follows -- goes to JupyterLab")
     lab.add_argument("--no-browser", action="store_true", help="only print the address")
-    lab.add_argument("--port", type=int, help="serve on exactly this port")
+    lab.add_argument("--port", type=_port, help="serve on exactly this port")
     lab.add_argument("--dir", type=Path, help="copy the lessons to this folder and open them there")
     lab.add_argument("jupyter_arguments", nargs="*", metavar="-- ARGUMENT", help="arguments for JupyterLab")
     lab.set_defaults(run=run_lab)
@@ -93,17 +112,44 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; a typed error becomes one line on stderr and exit status 1."""
-    arguments = build_parser().parse_args(argv)
+    """Run one command and return its exit status; a typed error becomes one line on stderr and status 1.
+
+    An output whose reader has gone away ends the command in silence with 141, as the shell shows for SIGPIPE.
+    """
+    _escape_what_the_terminal_lacks()
     try:
-        arguments.run(arguments)
+        try:
+            arguments = build_parser().parse_args(argv)
+            arguments.run(arguments)
+        finally:
+            _write("", end="")  # argparse leaves --help in the buffer
     except VllmTeachError as error:
         print(f"vllm-teach: {error}", file=sys.stderr)
+        return 1
+    except _OutputError as error:
+        _discard_output()
+        if isinstance(error.__cause__, BrokenPipeError):
+            return 141
+        print(f"vllm-teach: the output cannot be written ({error}): send it elsewhere.", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("\nvllm-teach: interrupted", file=sys.stderr)
         return 130
     return 0
+
+
+def _escape_what_the_terminal_lacks() -> None:
+    """Print a character that the terminal's encoding lacks as its number, where Python would raise an error."""
+    reconfigure = getattr(sys.stdout, "reconfigure", None)  # no method of a stream that someone put in its place
+    if reconfigure is not None:
+        reconfigure(errors="backslashreplace")
+
+
+def _discard_output() -> None:
+    """Send to nowhere what is still in the buffer: Python writes it once more when it ends, and fails again."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 if __name__ == "__main__":

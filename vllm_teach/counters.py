@@ -26,6 +26,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from numbers import Integral
 
 from vllm_teach.errors import InvalidArgumentError
 
@@ -89,10 +90,10 @@ def count(fast_memory_bytes: int = 100 * 1024) -> Iterator[Tally]:
     the context and is counted, also after the block has ended; a plain `threading.Thread` and what runs elsewhere are
     not.
 
-    Raises InvalidArgumentError when `fast_memory_bytes` is not positive.
+    Raises InvalidArgumentError when `fast_memory_bytes` is no positive whole number.
     """
-    if fast_memory_bytes <= 0:
-        raise InvalidArgumentError(f"fast_memory_bytes is {fast_memory_bytes}; give a positive number of bytes.")
+    if not _is_whole(fast_memory_bytes) or fast_memory_bytes <= 0:
+        raise InvalidArgumentError(f"fast_memory_bytes is {fast_memory_bytes!r}; give a positive number of bytes.")
     tally = Tally(fast_memory_bytes=fast_memory_bytes)
     token = _open_tallies.set((*_open_tallies.get(), tally))
     try:
@@ -115,7 +116,7 @@ def report(
     `working_set_bytes` is what the step holds in fast memory at once. For a tally whose fast memory is smaller,
     `spill_bytes` are added to the bytes written and to the bytes read.
 
-    Raises InvalidArgumentError when an amount is negative.
+    Raises InvalidArgumentError when an amount is negative or no whole number.
     """
     amounts = {
         "flops": flops,
@@ -125,7 +126,13 @@ def report(
         "spill_bytes": spill_bytes,
     }
     for argument, amount in amounts.items():
+        if not _is_whole(amount):
+            raise InvalidArgumentError(f"{argument} of {name!r} is {amount!r}; report whole numbers.")
         if amount < 0:
             raise InvalidArgumentError(f"{argument} of {name!r} is {amount}; report amounts that are not negative.")
     for tally in _open_tallies.get():
         tally.charge(name, amounts)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)

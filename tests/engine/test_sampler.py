@@ -65,7 +65,7 @@ def test_random_numbers_are_even_and_independent_along_a_sequence(make_sequence)
     """The numbers of one sequence, position after position: even by chi-square, and no neighbour tells the next."""
     sequence, numbers = make_sequence(source="seed 5 0"), []
     for _ in range(4000):
-        numbers.append(sequence.uniform())
+        numbers.append(sequence.random_seed() / 2**32)
         sequence.output_token_ids.append(0)
     assert all(0 <= number < 1 for number in numbers)
     counts = [0] * 20

@@ -3,6 +3,7 @@ from tokenizers import pre_tokenizers
 from transformers import Qwen2Tokenizer
 
 from vllm_teach.errors import ModelLoadError
+from vllm_teach.models import gguf_tokenizer
 from vllm_teach.models.fields import Fields
 from vllm_teach.models.gguf_tokenizer import build_tokenizer, special_tokens
 
@@ -131,6 +132,19 @@ def test_other_tokenizers_are_refused():
 def test_damaged_entries_are_named_with_their_file(damage, named):
     with pytest.raises(ModelLoadError, match=rf"m\.gguf has tokenizer\.ggml\.{named}"):
         build_tokenizer(metadata("smollm", **damage))
+
+
+def test_merges_that_make_no_token_are_named_before_the_library_panics(capfd):
+    longest = max(TOKENS, key=len)
+    with pytest.raises(ModelLoadError, match=r"merges that do not fit its tokens .* is no token"):
+        build_tokenizer(metadata("smollm", merges=[f"{longest} {longest}"]))
+    assert "panicked" not in capfd.readouterr().err
+
+
+def test_a_panic_of_the_library_is_a_load_error(monkeypatch):
+    monkeypatch.setattr(gguf_tokenizer, "misfit", lambda *_: None)
+    with pytest.raises(ModelLoadError, match=r"merges that do not fit its tokens .*range end index"):
+        build_tokenizer(metadata("smollm", tokens=["a", "b"], merges=["a b"], token_type=[1, 1]))
 
 
 def test_an_id_beyond_the_tokens_is_no_special_token():

@@ -9,6 +9,7 @@ from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from vllm_teach.errors import CacheError, MissingDependencyError, ModelLoadError, ModelNotFoundError
 from vllm_teach.models import resolve_model
 from vllm_teach.models.load import load_model
+from vllm_teach.models.resolve import describe_models
 
 
 @pytest.fixture(autouse=True)
@@ -68,6 +69,22 @@ def test_a_damaged_gguf_file_leaves_nothing(home, tmp_path, tiny_gguf):
     assert [path.suffix for path in (home / "gguf").iterdir()] == [".lock"]
 
 
+def test_a_gguf_suffix_in_capitals_is_one_too(tmp_path, tiny_gguf):
+    load_model(resolve_model(shutil.copy(tiny_gguf, tmp_path / "TINY.GGUF")))
+
+
+def test_an_empty_name_is_not_the_current_folder(tmp_path, tiny_hf, monkeypatch):
+    tiny_hf("llama").save_pretrained(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelNotFoundError, match="model '' is no alias"):
+        resolve_model("")
+
+
+def test_listing_the_models_survives_a_cache_folder_that_cannot_be(monkeypatch):
+    monkeypatch.setenv("VLLM_TEACH_HOME", "~no-such-user")
+    assert "VLLM_TEACH_HOME is '~no-such-user'" in describe_models()["smollm2"]
+
+
 def test_another_file_is_no_model(tmp_path):
     file = tmp_path / "weights.bin"
     file.write_text("x")
@@ -75,7 +92,9 @@ def test_another_file_is_no_model(tmp_path):
         resolve_model(file)
 
 
-@pytest.mark.parametrize("name", ["no-such-alias", "", "./missing/folder", "a/b/c", "models/missing.gguf", "/nowhere"])
+@pytest.mark.parametrize(
+    "name", ["no-such-alias", "", "./missing/folder", "a/b/c", "models/missing.gguf", "models/MISSING.GGUF", "/nowhere"]
+)
 def test_names_that_are_nothing(name, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("asked the hub"))
     with pytest.raises(ModelNotFoundError, match=r"no alias \(smollm2\), directory, \.gguf file or hub id|no config"):

@@ -1,10 +1,11 @@
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import tokenizers
 import tokenizers.processors
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, tokenization_utils_base
 
 from vllm_teach.errors import InvalidArgumentError, ModelLoadError, ModelNotFoundError
 from vllm_teach.models.convert import convert_gguf
@@ -127,5 +128,74 @@ def test_a_folder_with_sentencepiece_alone_is_told_what_is_needed(tmp_path):
 @pytest.mark.parametrize("content", ["{", "{}", "[]"])
 def test_a_damaged_tokenizer_says_so(content, folder):
     (folder / "tokenizer.json").write_text(content)
-    with pytest.raises(ModelLoadError, match=r"tokenizer in .* is damaged"):
+    with pytest.raises(ModelLoadError, match=r"tokenizer in .* is damaged|tokenizer\.json (cannot be read|is of type)"):
         load_tokenizer(folder)
+
+
+@pytest.mark.parametrize("form", [list, " ".join])
+def test_merges_that_make_no_token_are_named_before_the_library_panics(form, folder, capfd):
+    def change(model: dict) -> None:
+        longest = max(model["vocab"], key=len)
+        model["merges"] = [form([longest, longest])]
+
+    edit_model(folder, change)
+    with pytest.raises(ModelLoadError, match=r"tokenizer\.json has merges that do not fit its vocab .* is no token"):
+        load_tokenizer(folder)
+    assert "panicked" not in capfd.readouterr().err
+
+
+def edit_model(folder: Path, change: Callable[[dict], None]) -> None:
+    content = json.loads((folder / "tokenizer.json").read_text())
+    change(content["model"])
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+
+
+class Panic(BaseException):
+    """Derives as the Rust library's PanicException does."""
+
+
+def raise_from_transformers(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", fail)
+
+
+def test_a_panic_of_the_library_is_a_load_error(folder, monkeypatch):
+    raise_from_transformers(monkeypatch, Panic("range end\nindex"))
+    with pytest.raises(ModelLoadError, match=r"is damaged \(range end index\)"):
+        load_tokenizer(folder)
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_what_asks_the_program_to_stop_is_no_load_error(kind, folder, monkeypatch):
+    raise_from_transformers(monkeypatch, kind())
+    with pytest.raises(kind):
+        load_tokenizer(folder)
+
+
+def test_a_model_that_wants_its_own_code_is_refused_without_a_question(folder, monkeypatch):
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked at the terminal"))
+    (folder / "own.py").write_text("raise SystemExit('ran')")
+    auto_map = {"AutoTokenizer": ["own.Own", None]}
+    edit(folder / "tokenizer_config.json", auto_map=auto_map, tokenizer_class="Own")
+    with pytest.raises(ModelLoadError, match=r"wants its own code \(auto_map\) to be run, which this package does not"):
+        load_tokenizer(folder)
+
+
+@pytest.mark.parametrize("damage", [{"hidden_act": "null"}, {"bos_token_id": "[1, 2]"}])
+def test_a_config_that_transformers_refuses_is_not_called_a_damaged_tokenizer(damage, folder):
+    content = json.loads((folder / "config.json").read_text())
+    content.update({key: json.loads(value) for key, value in damage.items()})
+    (folder / "config.json").write_text(json.dumps(content))
+    edit(folder / "tokenizer_config.json", tokenizer_class=None)
+    with pytest.raises(ModelLoadError, match=rf"config\.json is refused by transformers \(.*{next(iter(damage))}"):
+        load_tokenizer(folder)
+
+
+def test_a_long_text_is_encoded_without_a_warning(folder, monkeypatch):
+    tokenizer = load_tokenizer(folder)
+    warned: list[str] = []
+    monkeypatch.setattr(tokenization_utils_base.logger, "warning", lambda text, *_: warned.append(text))
+    assert len(tokenizer.encode("x" * 1000)) > tokenizer.hf.model_max_length
+    assert warned == []

@@ -1,6 +1,8 @@
 """The framework: what a learner sees for every kind of answer, and that nothing a learner does stops the notebook."""
 
+import functools
 import itertools
+import sys
 
 import pytest
 import torch
@@ -105,13 +107,83 @@ def test_an_answer_must_repeat(check):
     assert "a second call with the same inputs" in check(drifting).message
 
 
-@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
-def test_what_stops_a_program_is_not_caught(check, stop):
+def test_an_interrupt_is_not_caught(check):
     def stopped(x):
-        raise stop
+        raise KeyboardInterrupt
 
-    with pytest.raises(stop):
+    with pytest.raises(KeyboardInterrupt):
         check(stopped)
+
+
+def test_an_exit_in_the_learners_function_is_an_error_of_it(check):
+    result = check(lambda x: sys.exit("bye"))
+    assert result.status == "error"
+    assert "raised SystemExit: bye (line " in result.message
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (lambda x: torch.softmax(x.long(), -1), "not implemented for 'Long'"),
+        (lambda x: torch.empty(1, device="meta").item() or x, "meta"),
+        (lambda x: torch.nn.Module()(x), "forward"),
+    ],
+)
+def test_a_not_implemented_error_of_pytorch_is_an_error_with_its_message(check, function, said):
+    result = check(function)
+    assert result.status == "error"
+    assert said in result.message.splitlines()[0]
+
+
+class Stub:
+    def __call__(self, x):
+        raise NotImplementedError("to do")
+
+
+def stub_inside(x):
+    with torch.no_grad():
+        return stub_raises(x)
+
+
+def stub_over_lines(x, *, factor=2):
+    try:
+        raise (
+            NotImplementedError  # your code here
+        )
+    finally:
+        factor += 1
+
+
+@pytest.mark.parametrize("stub", [Stub(), stub_inside, stub_over_lines, functools.partial(stub_over_lines, factor=3)])
+def test_the_learners_own_raise_is_unsolved_however_it_is_written(check, stub):
+    assert check(stub).status == "unsolved"
+
+
+def test_an_error_derived_from_not_implemented_is_an_error(check):
+    class OtherError(NotImplementedError):
+        pass
+
+    def other(x):
+        raise OtherError
+
+    assert "raised OtherError: no message" in check(other).message
+
+
+@pytest.mark.parametrize("answer", [lambda self: None, lambda self: 1 / 0, lambda self: sys.exit()])
+def test_an_exception_whose_text_cannot_be_read(check, answer):
+    broken = type("BrokenError", (Exception,), {"__str__": answer})
+
+    def raises(x):
+        raise broken
+
+    assert "raised BrokenError: its message cannot be read (line " in check(raises).message
+
+
+def test_an_exception_whose_first_line_is_empty(check):
+    def raises(x):
+        raise ValueError("\nsecond")
+
+    assert "raised ValueError: no message" in check(raises).message
 
 
 def test_an_argument_with_a_state_is_made_anew_for_each_call():

@@ -9,7 +9,7 @@ from typing import Literal, overload
 import torch
 
 from vllm_teach import counters
-from vllm_teach.attention.shapes import AttentionShape, check_qkv
+from vllm_teach.attention.shapes import AttentionShape, check_qkv, check_scale
 from vllm_teach.attention.traffic import naive_steps
 from vllm_teach.errors import InvalidArgumentError
 
@@ -48,6 +48,7 @@ def naive_attention(
     of kv_heads, and query head h uses key/value head h // (q_heads // kv_heads). `scale` is 1/sqrt(head_dim) by
     default. `mask` is boolean, broadcasts to `[batch, q_heads, q_len, kv_len]`, and is True where a query may see a
     key; `causal` hides key j from query i when j > i + kv_len - q_len. A row that sees no key gives 0.
+    A NaN in v reaches every row, those that it is hidden from too, as 0 · NaN is NaN.
 
     Returns out (q's shape); with `return_lse` also the log-sum-exp of the scores `[batch, q_heads, q_len]`, -inf for a
     row that sees no key; with `return_probs` also P `[batch, q_heads, q_len, kv_len]`, last.
@@ -55,7 +56,7 @@ def naive_attention(
     Raises InvalidArgumentError when the arguments do not fit together.
     """
     shape = check_qkv(q, k, v)
-    scale = shape.head_dim**-0.5 if scale is None else scale
+    scale = check_scale(scale, shape.head_dim)
     visible = _visible(shape, causal, mask, q.device)
 
     q_ = q.transpose(1, 2)  # [batch, q_heads, q_len, head_dim]
@@ -85,6 +86,8 @@ def _visible(
     """Combine the two masks into one that broadcasts to `[batch, q_heads, q_len, kv_len]`; None: all is visible."""
     visible = None
     if mask is not None:
+        if not isinstance(mask, torch.Tensor):
+            raise InvalidArgumentError(f"mask is of type {type(mask).__name__}; give a bool tensor or None.")
         full = (shape.batch, shape.q_heads, shape.q_len, shape.kv_len)
         fits = mask.dim() <= 4 and all(a in (1, b) for a, b in zip(mask.shape[::-1], full[::-1], strict=False))
         if mask.dtype != torch.bool or not fits:

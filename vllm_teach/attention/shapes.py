@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from numbers import Integral
+from numbers import Integral, Real
 from typing import TYPE_CHECKING
 
 from vllm_teach.errors import InvalidArgumentError
@@ -45,10 +46,28 @@ class AttentionShape:
         return self.kv_len - self.q_len
 
 
-def check_count(name: str, value: int, least: int) -> None:
-    """Raise InvalidArgumentError unless the argument `name` has a whole number from `least` as its `value`."""
+def check_count(name: str, value: int, least: int) -> int:
+    """Return `value` as an int; raise InvalidArgumentError unless it, the argument `name`, is one from `least`."""
     if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
         raise InvalidArgumentError(f"{name} is {value!r}; give a whole number from {least}.")
+    return int(value)
+
+
+def check_scale(scale: float | None, head_dim: int) -> float:
+    """Return `scale`, which must be a finite number, or 1/sqrt(head_dim) for None.
+
+    Raises InvalidArgumentError for anything else: of NaN, one implementation makes NaN and another numbers.
+    """
+    if scale is None:
+        return head_dim**-0.5
+    if isinstance(scale, Real) and not isinstance(scale, bool):
+        try:
+            if math.isfinite(number := float(scale)):
+                return number
+        except OverflowError:
+            pass  # a whole number beyond the largest float
+    shown = scale if isinstance(scale, float) else f"of type {type(scale).__name__}"
+    raise InvalidArgumentError(f"scale is {shown}; give a finite number, or None for 1/sqrt(head_dim).")
 
 
 def check_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> AttentionShape:
@@ -56,7 +75,13 @@ def check_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> AttentionSha
 
     Raises InvalidArgumentError, naming the argument and both shapes, dtypes or devices, when they do not.
     """
+    import torch
+
     for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(tensor, torch.Tensor):
+            raise InvalidArgumentError(
+                f"{name} is of type {type(tensor).__name__}; give a tensor [batch, length, heads, head_dim]."
+            )
         if tensor.dim() != 4:
             raise InvalidArgumentError(
                 f"{name} has shape {list(tensor.shape)}; attention needs [batch, length, heads, head_dim]."

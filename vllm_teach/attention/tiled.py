@@ -8,7 +8,7 @@ import torch
 
 from vllm_teach import counters
 from vllm_teach.attention.online_softmax import SoftmaxState, finish, update
-from vllm_teach.attention.shapes import AttentionShape, check_qkv
+from vllm_teach.attention.shapes import AttentionShape, check_qkv, check_scale
 from vllm_teach.attention.traffic import q_tile_step, tile_pair_step, tile_pairs
 
 
@@ -28,11 +28,12 @@ def flash_attention_forward(
     `[batch, q_heads, q_len]`. Lengths need not be multiples of the tiles. `causal` hides key j from query i when
     j > i + kv_len - q_len; a row that sees no key gives 0 and -inf. Scores, statistics, accumulator and lse are
     float32 for float16, bfloat16 and float32 input, and float64 for float64 input; out has q's dtype.
+    A NaN in v that the mask hides spreads (0 · NaN is NaN) only to the rows whose tiles visit it, not past a skipped tile.
 
     Raises InvalidArgumentError when the tensors do not fit together or a tile is not positive.
     """
     shape = check_qkv(q, k, v)
-    scale = shape.head_dim**-0.5 if scale is None else scale
+    scale = check_scale(scale, shape.head_dim)
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
 
     out = torch.empty_like(q, memory_format=torch.contiguous_format)

@@ -40,9 +40,9 @@ def choose_tile(head_dim: int, input_bytes: int, fast_memory_bytes: int) -> tupl
 
     Raises InvalidArgumentError when an argument is not positive or when not even a 1 x 1 tile fits.
     """
-    check_count("head_dim", head_dim, 1)
-    check_count("input_bytes", input_bytes, 1)
-    check_count("fast_memory_bytes", fast_memory_bytes, 1)
+    head_dim = check_count("head_dim", head_dim, 1)
+    input_bytes = check_count("input_bytes", input_bytes, 1)
+    fast_memory_bytes = check_count("fast_memory_bytes", fast_memory_bytes, 1)
     tile_q = 1 << (fast_memory_bytes.bit_length() - 1)
     while tile_q >= 1:
         tile_k = tile_q

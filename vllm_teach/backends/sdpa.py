@@ -3,7 +3,7 @@
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from vllm_teach.attention.shapes import check_qkv
+from vllm_teach.attention.shapes import check_qkv, check_scale
 from vllm_teach.backends.blind_rows import attend_seeing_rows
 from vllm_teach.backends.spec import AttentionSpec
 from vllm_teach.backends.windows import hiding_window, windowed_mask
@@ -30,8 +30,9 @@ def run(
     scale: float | None = None,
     window: int | None = None,
 ) -> torch.Tensor:
-    """Return the attention output; see `spec.Backend.run`."""
+    """Return the attention output; see `spec.Backend.run`. A NaN in v reaches the rows that it is hidden from too."""
     shape = check_qkv(q, k, v)
+    scale = check_scale(scale, shape.head_dim)
     window = hiding_window(window, causal, shape.kv_len)
 
     def attend(rows: torch.Tensor) -> torch.Tensor:

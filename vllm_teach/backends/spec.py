@@ -50,8 +50,10 @@ class Backend(Protocol):
         """Return the attention output, of q's shape `[batch, q_len, q_heads, head_dim]`.
 
         Causal masks are aligned bottom-right, and a row that sees no key gives 0, whatever the library underneath
-        does. `window` narrows a causal mask to the last `window` keys, the query's own token's included.
+        does. `window` narrows a causal mask to the last `window` keys, the query's own token's included. `scale` is a
+        finite number, by default 1/sqrt(head_dim). A NaN in v may spread to rows that it is hidden from, as 0 · NaN is
+        NaN: naive and sdpa spread it, tiled does not for the tiles that it skips.
 
-        Raises InvalidArgumentError when the tensors do not fit together or the backend has no window, and
+        Raises InvalidArgumentError when the arguments do not fit together or the backend has no window, and
         MissingDependencyError when the library is not installed.
         """

@@ -5,7 +5,7 @@ from types import ModuleType
 
 import torch
 
-from vllm_teach.attention.shapes import AttentionShape, check_qkv
+from vllm_teach.attention.shapes import AttentionShape, check_qkv, check_scale
 from vllm_teach.backends.blind_rows import attend_seeing_rows
 from vllm_teach.backends.spec import AttentionSpec
 from vllm_teach.backends.windows import no_window, refuse_window
@@ -50,6 +50,7 @@ def run(
 ) -> torch.Tensor:
     """Return the attention output; see `spec.Backend.run`."""
     shape = check_qkv(q, k, v)
+    scale = check_scale(scale, shape.head_dim)
     refuse_window(name, window, causal, shape.kv_len)
     ops = _library()
     # xFormers' LowerTriangularMask is aligned top-left; the project's convention has a mask of its own.

@@ -138,9 +138,11 @@ class LLM:
         return self._pieces(checked, params.copy())
 
     def _pieces(self, prompt: Prompt, params: SamplingParams) -> Iterator[str]:
-        request = self.engine.get_request(self.engine.add_request(prompt, params))
+        request: Request | None = None
         shown = 0
         try:
+            with self.engine.exclusive.hold():  # a Ctrl-C comes when `request` is known
+                request = self.engine.get_request(self.engine.add_request(prompt, params))
             while True:
                 # Asked before the text is read: others may step the engine while this waits in `yield`.
                 finished, text = request.finished, request.sequences[0].text
@@ -153,7 +155,8 @@ class LLM:
             if request.error is not None:
                 raise request.error
         finally:
-            self.engine.abort(request)
+            if request is not None:
+                self.engine.abort(request)
 
     def _run(
         self,
@@ -170,20 +173,20 @@ class LLM:
         params = _one_each(sampling_params, len(items))
         refused: dict[int, RequestOutput] = {}
         requests: dict[int, Request] = {}
-        # Leaving the block calls every abort, also when one of them is interrupted.
-        with ExitStack() as cleanup:
+        # Leaving the block calls every abort, also when one of them is interrupted. Other threads stay out until then.
+        with self.engine.exclusive.one_thread(), ExitStack() as cleanup:
             for index, item in enumerate(items):
                 try:
-                    request = self.engine.get_request(self.engine.add_request(render(item), params[index]))
+                    with self.engine.exclusive.hold():  # a Ctrl-C comes when the abort is registered
+                        request = self.engine.get_request(self.engine.add_request(render(item), params[index]))
+                        cleanup.callback(self.engine.abort, request)
+                        requests[index] = request
                 except VllmTeachError as error:
                     named = type(error)(f"{name}[{index}]: {error}")
                     if on_error == "raise":
                         raise named from error
                     text = item if isinstance(item, str) else None
                     refused[index] = RequestOutput(f"{name}[{index}]", text, [], finished=True, error=named)
-                else:
-                    cleanup.callback(self.engine.abort, request)
-                    requests[index] = request
             self._step_until_done(list(requests.values()), use_tqdm, on_error)
         return [refused[index] if index in refused else requests[index].output() for index in range(len(items))]
 

@@ -7,6 +7,7 @@ import time
 
 from vllm_teach.engine.config import EngineConfig, StepStats
 from vllm_teach.engine.detokenizer import OutputText
+from vllm_teach.engine.exclusive import Exclusive
 from vllm_teach.engine.failure import engine_error
 from vllm_teach.engine.limits import check_limits, choose_cache_bytes, choose_max_model_len
 from vllm_teach.engine.model_runner import ModelRunner
@@ -26,8 +27,9 @@ class LLMEngine:
     """Owns scheduler, cache and runner. `step()` is three calls: schedule, execute, update.
 
     A request that fails ends with a typed error in its output, and its neighbours go on; when the forward pass itself
-    fails, all requests of that step end so. In either case nothing stays in the cache. An interrupt (Ctrl-C) may fall
-    into a step: the next step then makes the same tokens and texts. Not safe for several threads.
+    fails, all requests of that step end so. In either case nothing stays in the cache. A Ctrl-C during `step`,
+    `add_request` or `abort` is raised when it is done; a second one at once, and then the next step makes up for it. A
+    thread that comes while another one is inside gets an EngineError.
     """
 
     def __init__(self, model: Decoder, tokenizer: EngineTokenizer, config: EngineConfig) -> None:
@@ -48,7 +50,8 @@ class LLMEngine:
         self.last_step: StepStats | None = None
         self._requests: dict[str, Request] = {}  # the unfinished ones, in order of arrival
         self._seq_ids = itertools.count()
-        self._names = (f"request-{number}" for number in itertools.count())
+        self._numbers = itertools.count()  # of requests without a name of their own
+        self.exclusive = Exclusive()
 
     def validate(self, prompt: Prompt, params: SamplingParams) -> TokensPrompt:
         """Return the prompt as checked token ids, if a request like this can run. Changes nothing.
@@ -76,10 +79,14 @@ class LLMEngine:
 
     def add_request(self, prompt: Prompt, params: SamplingParams | None = None, request_id: str | None = None) -> str:
         """Queue a request and return its id. Raises what `validate` raises, and then queues nothing."""
+        with self.exclusive.hold():
+            return self._add_request(prompt, params, request_id)
+
+    def _add_request(self, prompt: Prompt, params: SamplingParams | None, request_id: str | None) -> str:
         params = SamplingParams() if params is None else params
         checked = self.validate(prompt, params)
         if request_id is None:
-            request_id = next(name for name in self._names if name not in self._requests)
+            request_id = next(name for name in map("request-{}".format, self._numbers) if name not in self._requests)
         elif not isinstance(request_id, str) or request_id in self._requests:
             raise InvalidArgumentError(f"request_id={request_id!r} is in use or no string: choose another one.")
         token_ids, params = tuple(checked["prompt_token_ids"]), params.copy()
@@ -101,6 +108,10 @@ class LLMEngine:
 
     def step(self) -> list[RequestOutput]:
         """Advance every scheduled sequence and return the output so far of each request that advanced or ended."""
+        with self.exclusive.hold():
+            return self._step()
+
+    def _step(self) -> list[RequestOutput]:
         started = time.perf_counter()
         self._settle()  # what an interrupted step left undone; otherwise nothing
         plan = self.scheduler.schedule()
@@ -118,7 +129,8 @@ class LLMEngine:
             if request.finished or any(sequence.seq_id in advanced for sequence in request.sequences)
         ]
         for request in touched:
-            if request.finished:
+            # A Ctrl-C takes the place of what this step returns: the next one returns what ended.
+            if request.finished and not self.exclusive.interrupted:
                 self._forget(request)
         self.last_plan = plan
         seconds = time.perf_counter() - started
@@ -129,7 +141,12 @@ class LLMEngine:
         """End a request and free what it holds; its sequences' finish_reason is "abort".
 
         Unknown ids, and requests that have ended, are left alone. What it holds is free before its last text is made.
+        Waits while another thread is inside: what an abort leaves behind would stay for ever.
         """
+        with self.exclusive.hold(wait=True):
+            self._abort(request)
+
+    def _abort(self, request: str | Request) -> None:
         found = self._requests.get(request) if isinstance(request, str) else request
         if found is not None and self._requests.get(found.request_id) is found:
             for sequence in found.sequences:

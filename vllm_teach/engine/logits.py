@@ -68,13 +68,23 @@ def keep_min_p(logits: Tensor, p: Tensor) -> Tensor:
     return logits.masked_fill(logits < logits.amax(-1, keepdim=True) + p[:, None].log(), -torch.inf)
 
 
-def draw(logits: Tensor, uniforms: Tensor) -> Tensor:
-    """Return a token per row, int64 `[rows]`: where the running sum of probabilities passes `uniforms` (`[rows]`).
+def gumbel_noise(seed: int, size: int) -> Tensor:
+    """Return `size` independent numbers from Gumbel's distribution, float64 on the CPU: the same for the same `seed`.
 
-    Inverse transform sampling: one number in [0, 1) decides a row, so a request needs one random number a token. The
-    sum runs in float64: over a large vocabulary a float32 sum is off by more than its rarest tokens.
+    A generator of its own, so that nothing but the seed counts; on the CPU, so that every device draws the same. A
+    float32 has too few numbers near 1: over a large vocabulary the largest of them would be ties.
     """
-    total = logits.softmax(-1).cumsum(-1, dtype=torch.float64)
-    # Kept below the whole sum, so that rounding never leads past the last token that has a probability.
-    target = torch.minimum(uniforms.double()[:, None] * total[:, -1:], total[:, -1:].nextafter(total.new_zeros(1)))
-    return torch.searchsorted(total, target, right=True)[:, 0]
+    uniforms = torch.rand(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return -(-uniforms.clamp_(min=2.0**-54).log_()).log_()
+
+
+def draw(logits: Tensor, noise: Tensor) -> Tensor:
+    """Return a token per row, int64 `[rows]`, drawn by the softmax of `logits`; `noise` is Gumbel's, `[rows, vocab]`.
+
+    The Gumbel-max trick (Gumbel 1954; Maddison et al. 2014, section 2): the place of the largest logit + noise is
+    distributed as softmax(logits). Batch-mates change a row's logits in the last bits, since a matrix product of other
+    size sums in another order. Here that decides only between two tokens that tie. Inverse transform sampling, where a
+    number in [0, 1) is looked up among the running sums of all probabilities, would need one number instead of a
+    vocabulary of them, but the errors add up along the vocabulary and every token behind moves: another seeded text.
+    """
+    return (logits.double() + noise).argmax(-1)

@@ -75,14 +75,14 @@ class Sequence:
             return self.output_token_ids[start - prompt : start - prompt + count]
         return [*self.prompt_token_ids[start:], *self.output_token_ids][:count]
 
-    def uniform(self) -> float:
-        """Return the random number in [0, 1) for the next token: a hash of `random_source` and the token's position.
+    def random_seed(self) -> int:
+        """Return the seed of the next token's random numbers: 32 bits, a hash of `random_source` and its position.
 
         Asked twice it is the same number, so a step that was interrupted and runs again draws the same token.
         """
         name = f"{self.random_source} token {len(self.output_token_ids)}"
-        digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
-        return (int.from_bytes(digest, "big") >> 11) * 2.0**-53  # the 53 bits that a float64 holds
+        digest = hashlib.blake2b(name.encode(), digest_size=4).digest()  # PyTorch's generator takes no more
+        return int.from_bytes(digest, "big")
 
     def completion(self) -> CompletionOutput:
         """Return a snapshot for the user."""

@@ -71,9 +71,8 @@ def _choose(logits: Tensor, sequences: list[Sequence]) -> list[int]:
         raise EngineError("the request's parameters leave no token with a probability: use milder ones.")
     token_ids = logits.argmax(-1)
     if drawn:
-        uniforms = [sequences[row].uniform() for row in drawn]
-        numbers = torch.tensor(uniforms, dtype=torch.float64, device=logits.device)
-        token_ids[drawn] = change.draw(logits[drawn], numbers)
+        noise = torch.stack([change.gumbel_noise(sequences[row].random_seed(), logits.shape[-1]) for row in drawn])
+        token_ids[drawn] = change.draw(logits[drawn], noise.to(logits.device))
     return token_ids.tolist()
 
 

@@ -119,8 +119,9 @@ class Scheduler:
             if sequence.seq_id in result.errors:
                 self.finish(sequence, "error", error=result.errors[sequence.seq_id])
                 continue
-            sequence.num_computed += item.num_tokens
-            self.kv.store(sequence.seq_id, item.num_tokens)
+            # Both say the same when they are said twice, as after an interrupt.
+            sequence.num_computed = item.context_len
+            self.kv.store(sequence.seq_id, item.context_len - self.kv.reservation(sequence.seq_id).num_stored)
             sequence.new_token = result.tokens[sequence.seq_id]
             sequence.output_token_ids.append(sequence.new_token.token_id)
             self._stop_at_end(sequence, sequence.new_token.token_id)
@@ -150,10 +151,12 @@ class Scheduler:
         return bool(self.waiting or self.running)
 
     def _advance(self, sequence: Sequence) -> ScheduledSequence:
+        start = min(sequence.num_computed, sequence.num_tokens - 1)
         return ScheduledSequence(
             sequence,
-            start=sequence.num_computed,
-            num_tokens=sequence.num_tokens - sequence.num_computed,
+            start=start,
+            # At least one: a prediction needs its last token, also if an interrupt fell between two counts.
+            num_tokens=sequence.num_tokens - start,
             first_slot=self.kv.reservation(sequence.seq_id).first_slot,
         )
 

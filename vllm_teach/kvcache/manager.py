@@ -35,12 +35,10 @@ class ContiguousKVCacheManager:
         self.bytes_per_token = bytes_per_token
         self.num_slots = capacity_bytes // bytes_per_token
         self._held: dict[int, Reservation] = {}
-        # Free runs (first slot, length), in order of their first slot and never adjacent to one another.
-        self._free: list[tuple[int, int]] = [(0, self.num_slots)]
 
     def can_allocate(self, num_slots: int) -> bool:
         """Say whether a run of `num_slots` is free now. Changes nothing."""
-        return any(length >= num_slots for _, length in self._free)
+        return any(length >= num_slots for _, length in self._free_runs())
 
     def allocate(self, seq_id: int, num_slots: int) -> Reservation:
         """Reserve a run of `num_slots` for `seq_id`, empty so far, from the first gap it fits in.
@@ -51,10 +49,8 @@ class ContiguousKVCacheManager:
             raise InvalidArgumentError(
                 f"seq_id={seq_id} cannot reserve num_slots={num_slots}: a sequence reserves at least one slot, once."
             )
-        for index, (first, length) in enumerate(self._free):
+        for first, length in self._free_runs():
             if length >= num_slots:
-                rest = [(first + num_slots, length - num_slots)] if length > num_slots else []
-                self._free[index : index + 1] = rest
                 self._held[seq_id] = Reservation(first, num_slots)
                 return self._held[seq_id]
         raise InvalidArgumentError(
@@ -76,17 +72,8 @@ class ContiguousKVCacheManager:
         held.num_stored += num_tokens
 
     def free(self, seq_id: int) -> None:
-        """Give back `seq_id`'s run and join it with the gaps beside it; a sequence that holds none is left alone."""
-        held = self._held.pop(seq_id, None)
-        if held is None:
-            return
-        joined: list[tuple[int, int]] = []
-        for first, length in sorted([*self._free, (held.first_slot, held.num_slots)]):
-            if joined and joined[-1][0] + joined[-1][1] == first:
-                joined[-1] = (joined[-1][0], joined[-1][1] + length)
-            else:
-                joined.append((first, length))
-        self._free = joined
+        """Give back `seq_id`'s run, which joins the gaps beside it; a sequence that holds none is left alone."""
+        self._held.pop(seq_id, None)
 
     def reservation(self, seq_id: int) -> Reservation:
         """Return what `seq_id` holds. Raises KeyError if it holds nothing."""
@@ -110,7 +97,7 @@ class ContiguousKVCacheManager:
     @property
     def longest_free_run(self) -> int:
         """The longest reservation that could be made now, in slots."""
-        return max((length for _, length in self._free), default=0)
+        return max((length for _, length in self._free_runs()), default=0)
 
     @property
     def usage(self) -> float:
@@ -121,3 +108,15 @@ class ContiguousKVCacheManager:
     def utilization(self) -> float:
         """Tokens stored / slots held: the share of the reserved memory that serves someone (1.0 if none is held)."""
         return self.tokens_stored / self.slots_held if self._held else 1.0
+
+    def _free_runs(self) -> list[tuple[int, int]]:
+        """Return the gaps (first slot, length) between the runs held, in order; none touches another.
+
+        Computed from `_held` each time, so that the two can never disagree.
+        """
+        gaps, end = [], 0
+        for held in sorted(self._held.values(), key=lambda held: held.first_slot):
+            gaps.append((end, held.first_slot - end))
+            end = held.first_slot + held.num_slots
+        gaps.append((end, self.num_slots - end))
+        return [(first, length) for first, length in gaps if length]

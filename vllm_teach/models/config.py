@@ -115,7 +115,8 @@ class ModelConfig:
             num_q_heads=heads,
             num_kv_heads=kv_heads,
             head_dim=head_dim,
-            max_position=fields.integer("max_position_embeddings", maximum=_LARGEST_POSITION),
+            # A prompt has a token at least, and one more is what a model is asked for.
+            max_position=fields.integer("max_position_embeddings", minimum=2, maximum=_LARGEST_POSITION),
             rms_norm_eps=fields.number("rms_norm_eps"),
             rope_theta=theta,
             rope_scaling=scaling,

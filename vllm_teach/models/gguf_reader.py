@@ -86,7 +86,7 @@ class GGUFModel:
             "num_key_value_heads": self._kv_heads,
             "head_dim": self._head_dim,
             "hidden_act": "silu",
-            "max_position_embeddings": fields.integer(key("context_length"), maximum=2**31 - 1),
+            "max_position_embeddings": fields.integer(key("context_length"), minimum=2, maximum=2**31 - 1),
             "rms_norm_eps": _shortest(fields.number(key("attention.layer_norm_rms_epsilon"))),
             "rope_theta": _shortest(self._theta),
             "rope_scaling": self._rope_scaling(),

@@ -11,6 +11,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from vllm_teach.errors import ModelLoadError
 from vllm_teach.models.fields import Fields
+from vllm_teach.models.panics import misfit, rust_errors
 
 _TOKENS, _MERGES = "tokenizer.ggml.tokens", "tokenizer.ggml.merges"
 
@@ -59,15 +60,18 @@ def build_tokenizer(fields: Fields) -> Tokenizer:
     kinds = fields.items("tokenizer.ggml.token_type", int, [])
     bos = _bos(fields, pre)
     vocab = {token: index for index, token in enumerate(tokens)}
-    try:
+
+    def refusal(reason: str) -> ModelLoadError:
+        return ModelLoadError(
+            f"{fields.source} has {_MERGES} that do not fit its tokens ({reason}): download it again."
+        )
+
+    wrong = misfit(merges, vocab)
+    if wrong is not None:
+        raise refusal(wrong)
+    with rust_errors(refusal):
         # Llama 3 keeps whole words that are in the vocabulary although no merge leads to them.
-        bpe = models.BPE(vocab=vocab, merges=merges, ignore_merges=pre == "llama-bpe")
-    # The Rust library raises plain Exception for a merge of tokens that the vocabulary lacks.
-    except Exception as error:
-        raise ModelLoadError(
-            f"{fields.source} has {_MERGES} that do not fit its tokens ({error}): download it again."
-        ) from error
-    tokenizer = Tokenizer(bpe)
+        tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=pre == "llama-bpe"))
     if pre == "qwen2":
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = _PRE_TOKENIZERS[pre]()

@@ -31,11 +31,11 @@ def resolve_model(name_or_path: str | Path) -> Path:
         is_folder, is_file = path.is_dir(), path.is_file()
     except (OSError, RuntimeError) as error:  # too long, not ours to read, "~name" of no user
         raise ModelNotFoundError(f"model {name[:80]!r} cannot be looked at ({error}): check the name.") from error
-    if is_folder:
+    if is_folder and name:  # an empty name would be the current folder
         return _checked(path)
     if is_file:
         return _converted(path)
-    if _HUB_ID.fullmatch(name) and not name.endswith(".gguf"):
+    if _HUB_ID.fullmatch(name) and not name.lower().endswith(".gguf"):
         return _from_hub(name)
     raise ModelNotFoundError(
         f"model {name!r} is no alias ({', '.join(ALIASES)}), directory, .gguf file or hub id: check the name."
@@ -60,7 +60,7 @@ def describe_models() -> dict[str, str]:
 def _describe(find: Callable[[], Path]) -> str:
     try:
         return str(find())
-    except ModelNotFoundError as error:
+    except (ModelNotFoundError, CacheError) as error:
         return str(error)
 
 
@@ -72,7 +72,7 @@ def _checked(folder: Path) -> Path:
 
 
 def _converted(file: Path) -> Path:
-    if file.suffix != ".gguf":
+    if file.suffix.lower() != ".gguf":
         raise ModelNotFoundError(f"{file} is a file but no .gguf file: give a model directory or a .gguf file.")
     # A changed file has another size or time, and so another folder; hashing gigabytes on each start would be slow.
     stat = file.stat()

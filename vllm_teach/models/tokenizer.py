@@ -1,11 +1,12 @@
 """Text to token ids and back, by the tokenizer files of a Hugging Face directory."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from vllm_teach.errors import InvalidArgumentError, ModelLoadError, ModelNotFoundError
 from vllm_teach.models.fields import is_whole, read_json
+from vllm_teach.models.panics import misfit, rust_errors
 
 # The sets of files that transformers makes a tokenizer of with what is installed here.
 _FORMS = (("tokenizer.json",), ("vocab.json", "merges.txt"))
@@ -30,7 +31,8 @@ class Tokenizer:
 
         `add_special_tokens` adds what the model wants around a text (Llama 3: BOS in front; SmolLM2: nothing).
         """
-        return list(self.hf.encode(text, add_special_tokens=add_special_tokens))
+        # Not verbose: the engine itself refuses a text that is too long, transformers only warns.
+        return list(self.hf.encode(text, add_special_tokens=add_special_tokens, verbose=False))
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of `ids`, spaces untouched; bytes that are no whole character become U+FFFD."""
@@ -64,7 +66,8 @@ class Tokenizer:
 def load_tokenizer(path: Path | str) -> Tokenizer:
     """Return the tokenizer in the model directory `path`, made from tokenizer.json or from vocab.json and merges.txt.
 
-    Raises ModelNotFoundError when the directory has neither, ModelLoadError when they are damaged.
+    Raises ModelNotFoundError when the directory has neither, ModelLoadError when they are damaged or want code of the
+    model's own, which is not run.
     """
     from transformers import AutoTokenizer
 
@@ -74,15 +77,44 @@ def load_tokenizer(path: Path | str) -> Tokenizer:
         raise ModelNotFoundError(f"{folder} holds no tokenizer.json{also}: add the tokenizer.json of the same model.")
     # First, because transformers reads the same entries and says less clearly what is wrong with them.
     stop_token_ids = _stop_token_ids(folder)
-    try:
-        hf = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-    # The Rust library raises plain Exception for a damaged tokenizer.json, so nothing narrower catches it.
-    except Exception as error:
-        reason = " ".join(str(error).split())
-        raise ModelLoadError(f"the tokenizer in {folder} is damaged ({reason}): download it again.") from error
+    _check_merges(folder / "tokenizer.json")
+    with rust_errors(lambda reason: _refusal(folder, reason)):
+        # Where trust_remote_code is not said, transformers asks the person at the terminal.
+        hf = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     if stop_token_ids is None:
         stop_token_ids = () if hf.eos_token_id is None else (hf.eos_token_id,)
     return Tokenizer(hf, stop_token_ids)
+
+
+def _check_merges(file: Path) -> None:
+    """Refuse a BPE whose merges make tokens that it lacks; what else is wrong, the library says itself."""
+    model = read_json(file).section("model").values if file.is_file() else {}
+    vocab, merges, prefix = model.get("vocab"), model.get("merges"), model.get("continuing_subword_prefix")
+    if not isinstance(vocab, Mapping) or not isinstance(merges, list):
+        return
+    split = (merge.split(" ") if isinstance(merge, str) else merge for merge in merges)
+    pairs = ((m[0], m[1]) for m in split if isinstance(m, list) and [type(part) for part in m] == [str, str])
+    wrong = misfit(pairs, vocab, prefix if isinstance(prefix, str) else "")
+    if wrong is not None:
+        raise ModelLoadError(f"{file} has merges that do not fit its vocab ({wrong}): download it again.")
+
+
+def _refusal(folder: Path, reason: str) -> ModelLoadError:
+    """Return the error for a tokenizer that transformers did not make; raise it where config.json is to blame."""
+    from transformers import AutoConfig
+
+    if "trust_remote_code" in reason:
+        return ModelLoadError(
+            f"the model in {folder} wants its own code (auto_map) to be run, which this package does not do: use a "
+            "model without it, or take auto_map out of its tokenizer_config.json and config.json."
+        )
+    if (folder / "config.json").is_file():
+        config = folder / "config.json"
+        with rust_errors(
+            lambda why: ModelLoadError(f"{config} is refused by transformers ({why}): correct it or download it again.")
+        ):
+            AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    return ModelLoadError(f"the tokenizer in {folder} is damaged ({reason}): download it again.")
 
 
 def _stop_token_ids(folder: Path) -> tuple[int, ...] | None:

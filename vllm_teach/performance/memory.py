@@ -17,6 +17,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from vllm_teach.errors import InvalidArgumentError
+from vllm_teach.performance.timing import device_name
 
 OUTSIDE = "outside"
 
@@ -45,19 +46,18 @@ class MemoryTrace:
     allocated: dict[str, int]
 
 
-def peak_memory(fn: Callable[[], object], device: str = "cpu") -> int:
+def peak_memory(fn: Callable[[], object], device: str | torch.device = "cpu") -> int:
     """Call `fn` and return the most bytes of tensor memory it held at one moment, above what was held before.
 
     Its result counts, being alive at the end. On "cpu" `fn` is called once; see this module's text for what cannot be
     seen, and `trace_memory` for what is mutated. On "cuda" it is called twice, as the first call may leave a cuBLAS
     workspace behind, and the number is `torch.cuda.max_memory_allocated` of the second, which rounds each allocation up
-    to 512 bytes; mutates the device's peak statistics. Raises InvalidArgumentError for another device, and whatever
-    `fn` raises.
+    to 512 bytes; mutates the device's peak statistics. Raises InvalidArgumentError for another device, a "cuda"
+    that is not there, and on "cpu" inside a trace that runs already; and whatever `fn` raises.
     """
+    device = device_name(device, "memory counter")
     if device == "cpu":
         return trace_memory(fn).peak
-    if not device.startswith("cuda"):
-        raise InvalidArgumentError(f"device={device!r} has no memory counter: use 'cpu' or 'cuda'.")
     fn()
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
@@ -79,8 +79,13 @@ def trace_memory(fn: Callable[[], object], regions: Collection[str] = ()) -> Mem
 
     `regions` are names that `fn` marks with `region(name)`; the innermost one counts. Python's cyclic garbage collector
     runs before and pauses during the call, so that older garbage does not die in the middle of it. Mutates the
-    environment: KINETO_LOG_LEVEL becomes 6 where it is not set. Raises whatever `fn` raises.
+    environment: KINETO_LOG_LEVEL becomes 6 where it is not set. Raises InvalidArgumentError inside another trace
+    or PyTorch profiler, as only one can run at a time, and whatever `fn` raises.
     """
+    if torch.autograd.profiler._is_profiler_enabled:
+        raise InvalidArgumentError(
+            f"fn={fn!r} cannot be traced inside another trace or profiler: measure the one after the other."
+        )
     # Otherwise PyTorch's profiler prints two lines with the time and the process's number to standard error.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     gc.collect()

@@ -10,6 +10,8 @@ The checks themselves, one file per lesson, are in `checks/`.
 """
 
 import copy
+import dis
+import functools
 import traceback
 import zlib
 from collections.abc import Callable, Iterator
@@ -110,8 +112,8 @@ class Check:
     def __call__(self, function: Callable[..., Any]) -> CheckResult:
         """Run every case until one fails; print and return the result.
 
-        What `function` raises is reported and not raised again, except what stops a program: KeyboardInterrupt,
-        SystemExit and the like.
+        What `function` raises is reported and not raised again, sys.exit() included; only KeyboardInterrupt and the
+        like, which a learner's hand sends, pass through.
         """
         status, text = self._judge(function)
         if status in ("wrong", "error"):
@@ -143,9 +145,9 @@ class Check:
             where = f"case {number} of {len(cases)} ({case.label})"
             try:
                 problem = self._run(function, case)
-            except NotImplementedError:
-                return "unsolved", self._unsolved()
-            except Exception as error:  # noqa: BLE001 - the learner's code may raise anything; the notebook must go on
+            except (Exception, SystemExit) as error:  # the learner's code may raise anything; the notebook must go on
+                if _is_stub(error, function):
+                    return "unsolved", self._unsolved()
                 return "error", f"Not right yet: {where} raised {_one_line(error, function)}"
             if problem is None:
                 return "unsolved", self._unsolved(" It returned None; a function without `return` does.")
@@ -197,10 +199,43 @@ class CheckBook:
         return "\n".join(f"{one.lesson}: {one!r}" for one in self)
 
 
-def _one_line(error: Exception, function: Callable[..., Any]) -> str:
+def _is_stub(error: BaseException, function: Callable[..., Any]) -> bool:
+    """True for the learner's own `raise NotImplementedError`; PyTorch raises one too, for a dtype without a kernel.
+
+    A builtin has no frame of its own, so the innermost frame of such an error is the learner's as well: there it stands
+    at a call, and in a stub at a `raise`.
+    """
+    trace = error.__traceback__
+    if type(error) is not NotImplementedError or trace is None:
+        return False
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    code = trace.tb_frame.f_code
+    return code.co_filename == _filename(function) and dis.opname[code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"
+
+
+def _filename(function: Callable[..., Any]) -> str | None:
+    """The file, or the cell, that the learner's function was written in; None for a builtin."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    if not hasattr(function, "__code__"):
+        function = getattr(type(function), "__call__", function)  # an object that can be called
+    return getattr(getattr(function, "__code__", None), "co_filename", None)
+
+
+def _message(error: BaseException) -> str:
+    """The first line of what the error says; its __str__ may be the learner's, and broken."""
+    try:
+        lines = str(error).splitlines()
+    except (Exception, SystemExit):  # whatever it raises, the check goes on
+        return "its message cannot be read"
+    return lines[0] if lines and lines[0] else "no message"
+
+
+def _one_line(error: BaseException, function: Callable[..., Any]) -> str:
     """`TypeError: … (line 3: scores = q @ k)`, the line being the last one of the learner's own code."""
-    text = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
-    frame = _last_frame(error.__traceback__, getattr(getattr(function, "__code__", None), "co_filename", None))
+    text = f"{type(error).__name__}: {_message(error)}"
+    frame = _last_frame(error.__traceback__, _filename(function))
     if frame is None:
         return text
     code = f": {frame.line}" if frame.line else ""

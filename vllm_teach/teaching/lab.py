@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from vllm_teach import resources
-from vllm_teach.errors import MissingDependencyError
+from vllm_teach.errors import InvalidArgumentError, MissingDependencyError, VllmTeachError
 
 FIRST_LESSON = "00_start_here.ipynb"
 
@@ -23,18 +23,30 @@ def prepare_lessons(target: Path | None = None) -> Path:
     """Return a folder of lessons that the reader may write to.
 
     In a checkout that is `notebooks/` itself, unless `target` is given. Otherwise the packaged lessons are copied to
-    `target` (default `./vllm-teach-lessons`); a file that is already there is the reader's and stays as it is.
+    `target` (default `./vllm-teach-lessons`); a file that is already there is the reader's and stays as it is. Raises
+    InvalidArgumentError when they cannot be copied there.
     """
     if target is None and resources.checkout_root():
         return resources.folder("notebooks")
     target = target or Path.cwd() / "vllm-teach-lessons"
+    try:
+        _copy_lessons(target)
+    except VllmTeachError:  # some are OSErrors too
+        raise
+    except OSError as error:
+        raise InvalidArgumentError(
+            f"the lessons cannot be copied to {str(target)!r} ({error}): name a folder that you may write with --dir."
+        ) from error
+    return target
+
+
+def _copy_lessons(target: Path) -> None:
     source = resources.folder("notebooks")
     for path in sorted(source.rglob("*.ipynb")):
         copy = target / path.relative_to(source)
         if ".ipynb_checkpoints" not in path.parts and not copy.exists():
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, copy)
-    return target
 
 
 def lab_command(folder: Path, *, browser: bool, port: int | None, extra: Sequence[str] = ()) -> list[str]:

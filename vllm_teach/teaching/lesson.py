@@ -2,6 +2,7 @@
 
 import os
 import random
+from numbers import Integral
 
 import numpy as np
 import torch
@@ -20,10 +21,13 @@ def begin(lesson: str, *, threads: int = 2, seed: int = 0) -> None:
     lesson: the notebook's name without ".ipynb", printed.
     Mutates: torch's thread count; the seeds of torch, numpy and random; matplotlib's rcParams; two variables of
         the environment.
-    Raises: InvalidArgumentError for `threads` below 1.
+    Raises: InvalidArgumentError for `threads` below 1, a `seed` that NumPy does not take, below 0 or from 2**32 on, and
+        numbers that are not whole.
     """
-    if threads < 1:
-        raise InvalidArgumentError(f"threads must be at least 1, but it is {threads}.")
+    if not _is_whole(threads) or threads < 1:
+        raise InvalidArgumentError(f"threads must be at least 1, but it is {threads!r}.")
+    if not _is_whole(seed) or not 0 <= seed < 2**32:
+        raise InvalidArgumentError(f"seed must be a whole number from 0 to 2**32 - 1, but it is {seed!r}.")
     torch.set_num_threads(threads)
     torch.manual_seed(seed)
     random.seed(seed)
@@ -32,3 +36,7 @@ def begin(lesson: str, *, threads: int = 2, seed: int = 0) -> None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the lessons read only what `vllm-teach fetch` has brought
     style.apply()
     print(f"{lesson}: device cpu, dtype float32, {threads} thread{'s' if threads > 1 else ''}, seed {seed}")
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)

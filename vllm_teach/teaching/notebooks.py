@@ -81,11 +81,14 @@ def read(path: Path) -> Any:
     """Read a notebook as nbformat 4. Raises NotebookError for a file that is none."""
     nbformat = _import("nbformat")
     try:
-        return nbformat.read(path, as_version=4)
-    except (ValueError, AttributeError, KeyError) as error:  # what nbformat raises, depending on what is wrong
-        raise NotebookError(
-            f"{path.name} is not a notebook ({error}): write it with JupyterLab or jupytext."
-        ) from error
+        notebook = nbformat.read(path, as_version=4)
+        nbformat.validate(notebook)  # `read` only logs what is wrong
+    except OSError:
+        raise
+    except Exception as error:  # anything, depending on what is wrong: also TypeError and RecursionError
+        why = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        raise NotebookError(f"{path.name} is not a notebook ({why}): write it with JupyterLab or jupytext.") from error
+    return notebook
 
 
 def to_text(notebook: Any) -> str:

@@ -8,7 +8,7 @@ nbval could not compare it. Here the cell's own output holds a stable text besid
 """
 
 import base64
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence, Sized
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -45,8 +45,7 @@ class Explorer:
                 "sliders is empty: name at least one, as in explore(render, ..., step=range(8))."
             )
         for name, values in sliders.items():
-            if len(values) < 2:
-                raise InvalidArgumentError(f"sliders[{name!r}] has {len(values)} values: a slider needs at least two.")
+            _check_values(name, values)
         self._render, self._readout = render, readout
         self._drawn: dict[tuple[Any, ...], tuple[bytes, str]] = {}
         self._values = dict(sliders)
@@ -91,7 +90,7 @@ def explore(render: Render, *, readout: Readout, **sliders: Sequence[Any]) -> Ex
     """Return a widget that redraws as its sliders move; without ipywidgets print a note and show the static twin.
 
     The static twin then shows the first, a middle and the last setting, all sliders moving together.
-    Raises InvalidArgumentError without a slider, or for one with fewer than two values.
+    Raises InvalidArgumentError without a slider, or for one whose values are not two or more in an order.
     """
     try:
         return Explorer(render, readout, sliders)
@@ -118,6 +117,25 @@ def twin(render: Render, states: Sequence[State], *, readout: Readout) -> None:
 
 def _describe(state: State) -> str:
     return ", ".join(f"{name} = {value}" for name, value in state.items())
+
+
+def _check_values(name: str, values: object) -> None:
+    """Raise InvalidArgumentError unless `values` is a sequence, or an array, of two or more different values."""
+    ordered = isinstance(values, Sized) and hasattr(values, "__getitem__") and not isinstance(values, Mapping)
+    if not ordered or isinstance(values, str | bytes):
+        raise InvalidArgumentError(
+            f"sliders[{name!r}] is of type {type(values).__name__}: give a range, or a list of values in their order."
+        )
+    assert isinstance(values, Sized)
+    if len(values) < 2:
+        raise InvalidArgumentError(f"sliders[{name!r}] has {len(values)} values: a slider needs at least two.")
+    if isinstance(values, range):
+        return
+    for value in values:  # type: ignore[attr-defined]
+        if not isinstance(value, Hashable) or value != value or value is None:
+            raise InvalidArgumentError(
+                f"sliders[{name!r}] has the value {value!r}: use numbers, texts or tuples, which can be told apart."
+            )
 
 
 def _slider(name: str, values: Sequence[Any]) -> Any:

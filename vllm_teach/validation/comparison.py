@@ -48,9 +48,9 @@ class Measured:
         if isinstance(self.value, str):
             return
         for number in self.value.values() if isinstance(self.value, Mapping) else [self.value]:
-            if isinstance(number, bool) or not isinstance(number, Real) or not math.isfinite(number):
+            if isinstance(number, bool) or not isinstance(number, Real) or not _is_finite(number):
                 raise InvalidArgumentError(
-                    f"value={self.value!r} is no finite number: use finite numbers or a text, or leave the row out."
+                    f"value={_shown(self.value)} is no finite number: use finite numbers or a text, or leave the row out."
                 )
 
     @property
@@ -101,6 +101,8 @@ def compare(table_id: str, measured: Mapping[str, Measured], device: str = "cpu"
     run: a notebook calls this in a cell tagged `nbval-ignore-output`, and prints `claims(table_id)` in a compared one.
     """
     table = get_table(table_id)
+    if not isinstance(measured, Mapping):
+        raise InvalidArgumentError(f"measured={measured!r} is no mapping: use {{row key: Measured(...)}}.")
     fitted = {key: _fitted(table.row(key), found) for key, found in measured.items()}
     if device in ("cpu", "cuda"):
         from vllm_teach.performance.machine import device_label
@@ -206,6 +208,20 @@ def _line(cells: tuple[str, str, str]) -> list[str]:
         for cell, width in zip(wrapped, _WIDTHS, strict=True)
     ]
     return [" | ".join(parts).rstrip() for parts in zip(*padded, strict=True)]
+
+
+def _is_finite(number: Real) -> bool:
+    try:
+        return math.isfinite(number)
+    except OverflowError:  # a whole number beyond the largest float
+        return False
+
+
+def _shown(value: object) -> str:
+    try:
+        return f"{value!r:.80}"
+    except ValueError:  # Python writes no whole number of more than 4300 digits
+        return "a whole number too long to print"
 
 
 def _words(name: str) -> str:

@@ -36,6 +36,11 @@ ROW_KEYS: dict[str, dict[str, str]] = {
     "scenario": {"attention": _TEXT},
 }
 _TABLE_KEYS = {"id", "article", "section", "hardware", "workload", "rows", "scenarios", "tiles", "caveat"}
+_FORMS = {
+    **dict.fromkeys(("id", "article", "hardware", "caveat"), str),
+    **dict.fromkeys(("workload", "tiles"), dict),
+    **dict.fromkeys(("rows", "scenarios"), list),
+}
 
 
 @dataclass(frozen=True)
@@ -82,7 +87,7 @@ class Table:
 def get_table(table_id: str) -> Table:
     """Return one table; raises InvalidArgumentError that lists the ids."""
     tables = load_tables()
-    if table_id not in tables:
+    if not isinstance(table_id, str) or table_id not in tables:
         raise InvalidArgumentError(f"table_id={table_id!r} is no reference table: use one of {', '.join(tables)}.")
     return tables[table_id]
 
@@ -91,9 +96,10 @@ def get_table(table_id: str) -> Table:
 def load_tables(path: Path | None = None) -> Mapping[str, Table]:
     """Read all tables, by id and in the file's order; `path` reads another file of the same form.
 
-    Raises InvalidArgumentError for the first thing that the schema does not know: a key, a type, a repeated row.
+    Raises InvalidArgumentError for the first thing that the schema does not know: a key, a type, a repeated row; also for a
+    `path` that is not there or holds no YAML.
     """
-    content = yaml.safe_load((path or data.path(FILE)).read_text(encoding="utf-8"))
+    content = _read(data.path(FILE) if path is None else path)
     if not isinstance(content, dict) or set(content) != {"tables"} or not isinstance(content["tables"], list):
         raise InvalidArgumentError(f"path={str(path)!r} is no file of reference tables: it needs one list, 'tables'.")
     tables = [_table(entry) for entry in content["tables"]]
@@ -101,12 +107,27 @@ def load_tables(path: Path | None = None) -> Mapping[str, Table]:
     return MappingProxyType({table.id: table for table in tables})
 
 
+def _read(path: Path) -> Any:
+    try:
+        return yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        why = error.strerror or error
+        raise InvalidArgumentError(f"path={str(path)!r} cannot be read ({why}): name a file of tables.") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        why = (str(error) or type(error).__name__).splitlines()[0]
+        raise InvalidArgumentError(f"path={str(path)!r} is no YAML ({why}): mend the file.") from error
+
+
 def _table(entry: dict[str, Any]) -> Table:
+    _check_form("an entry of 'tables'", entry, dict)
     where = f"table {entry.get('id', '?')!r}"
     _refuse_unknown(where, entry, _TABLE_KEYS)
     for key in ("id", "article", "rows"):
         if key not in entry:
             raise InvalidArgumentError(f"{where} has no {key!r}: add it.")
+    for key, form in _FORMS.items():
+        if key in entry:
+            _check_form(f"{key!r} of {where}", entry[key], form)
     rows = [_row(entry["id"], row) for row in entry["rows"]]
     rows += [_row(entry["id"], _as_scenario(scenario)) for scenario in entry.get("scenarios", [])]
     _refuse_repeats(where, [row.key for row in rows])
@@ -124,11 +145,13 @@ def _table(entry: dict[str, Any]) -> Table:
 
 def _as_scenario(entry: dict[str, Any]) -> dict[str, Any]:
     """A scenario names itself by `use`, which rows of other kinds have as a value."""
+    _check_form("a scenario", entry, dict)
     return {"scenario" if key == "use" else key: value for key, value in entry.items()}
 
 
 def _row(table_id: str, entry: dict[str, Any]) -> Row:
     where = f"a row of table {table_id!r}"
+    _check_form(where, entry, dict)
     kinds = [kind for kind in ROW_KEYS if kind in entry]
     if len(kinds) != 1:
         raise InvalidArgumentError(f"{where} has the kinds {kinds}: give it exactly one of {', '.join(ROW_KEYS)}.")
@@ -152,6 +175,12 @@ def _snake(text: str, longest: int = 48) -> str:
     return key
 
 
+def _check_form(where: str, value: object, form: type) -> None:
+    wanted = {dict: "a mapping", list: "a list", str: "a text"}[form]
+    if not isinstance(value, form):
+        raise InvalidArgumentError(f"{where} is {value!r}: it needs {wanted}.")
+
+
 def _check_type(where: str, key: str, value: object, wanted: str) -> None:
     if wanted == _RANGE and isinstance(value, dict):
         _refuse_unknown(f"{key!r} in {where}", value, set(_BOUNDS))
@@ -164,7 +193,7 @@ def _check_type(where: str, key: str, value: object, wanted: str) -> None:
 
 
 def _refuse_unknown(where: str, entry: dict[str, Any], known: set[str]) -> None:
-    unknown = sorted(set(entry) - known)
+    unknown = sorted(set(entry) - known, key=str)
     if unknown:
         raise InvalidArgumentError(
             f"{where} has the unknown key {unknown[0]!r}: use one of {', '.join(sorted(known))}."

@@ -1,0 +1,77 @@
+"""One thread at a time, and no Ctrl-C in the middle of a change."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from vllm_teach.errors import EngineError
+
+
+class Exclusive:
+    """Guards the state of one engine: blocks may be nested, and only the outermost one counts.
+
+    Python raises KeyboardInterrupt between any two instructions of the main thread, so no order of assignments is safe
+    from it. `hold` puts it off until the state is whole again.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        # Of the main thread alone: no other one gets signals.
+        self._deferring = False
+        self._interrupts = 0
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a Ctrl-C waits for the end of the outermost block."""
+        return self._deferring and self._interrupts == 1
+
+    @contextmanager
+    def hold(self, *, wait: bool = False) -> Iterator[None]:
+        """Keep other threads out as `one_thread` does, and put off a Ctrl-C until the outermost block is left.
+
+        A second Ctrl-C is not put off, so that a block that hangs can be stopped.
+        """
+        with self._defer_interrupt(), self.one_thread(wait=wait):
+            yield
+
+    @contextmanager
+    def one_thread(self, *, wait: bool = False) -> Iterator[None]:
+        """Raise EngineError if another thread is inside, or with `wait` wait until it has left."""
+        acquired = False
+        try:
+            with self._defer_interrupt():
+                acquired = self._lock.acquire(blocking=wait)
+            if not acquired:
+                raise EngineError("this LLM is used by another thread: give each thread its own LLM or use a lock.")
+            yield
+        finally:
+            if acquired:
+                self._lock.release()
+
+    @contextmanager
+    def _defer_interrupt(self) -> Iterator[None]:
+        previous = signal.getsignal(signal.SIGINT)
+        # None: the handler is no Python function and could not be put back. SIG_IGN and SIG_DFL cannot be called.
+        if threading.current_thread() is not threading.main_thread() or self._deferring or not callable(previous):
+            yield
+            return
+
+        def note(signum: int, frame: FrameType | None) -> None:
+            self._interrupts += 1
+            if self._interrupts > 1:
+                previous(signum, frame)
+
+        self._interrupts = 0
+        try:
+            signal.signal(signal.SIGINT, note)
+            self._deferring = True
+            yield
+        finally:
+            self._deferring = False
+            signal.signal(signal.SIGINT, previous)
+            if self._interrupts == 1:
+                previous(signal.SIGINT, None)  # Python's own raises KeyboardInterrupt
