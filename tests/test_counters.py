@@ -151,3 +151,18 @@ def test_counters_and_traffic_load_no_torch():
         "assert not {'torch', 'numpy'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("size", ["x", None, float("nan"), 0.5, True])
+def test_a_fast_memory_that_is_no_whole_number_is_refused(size):
+    with pytest.raises(InvalidArgumentError, match="fast_memory_bytes is"), counters.count(size):
+        pass
+
+
+@pytest.mark.parametrize("amount", ["a", None, float("nan"), 1.5, True])
+@pytest.mark.parametrize("argument", ["flops", "bytes_read", "bytes_written", "working_set_bytes", "spill_bytes"])
+def test_an_amount_that_is_no_whole_number_is_refused_and_not_counted(argument, amount):
+    with counters.count() as tally:
+        with pytest.raises(InvalidArgumentError, match=f"{argument} of 'x' is {amount!r}; report whole numbers"):
+            counters.report("x", **{argument: amount})
+        assert tally == counters.Tally()

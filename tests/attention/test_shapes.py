@@ -1,8 +1,9 @@
+import numpy as np
 import pytest
 import torch
 
 from vllm_teach.attention.reference import naive_attention
-from vllm_teach.attention.shapes import AttentionShape, check_qkv
+from vllm_teach.attention.shapes import AttentionShape, check_qkv, check_scale
 from vllm_teach.attention.tiled import flash_attention_forward
 from vllm_teach.errors import InvalidArgumentError
 
@@ -72,3 +73,24 @@ def test_sizes_that_cannot_be_are_refused_by_name(change):
 
 def test_a_shape_may_have_no_rows():
     assert AttentionShape(**SIZES | {"batch": 0, "q_len": 0, "kv_len": 0}).causal_offset == 0
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+@pytest.mark.parametrize("value", [[[1.0]], np.zeros((1, 2, 1, 4)), None, "x"])
+@pytest.mark.parametrize("call", [naive_attention, flash_attention_forward])
+def test_what_is_no_tensor_is_refused_by_name(call, name, value):
+    tensors = {"q": torch.zeros(1, 2, 1, 4), "k": torch.zeros(1, 2, 1, 4), "v": torch.zeros(1, 2, 1, 4), name: value}
+    with pytest.raises(InvalidArgumentError, match=f"^{name} is of type {type(value).__name__}; give a tensor"):
+        call(**tensors)
+
+
+@pytest.mark.parametrize("mask", ["x", [[True]], np.ones((2, 2), bool)])
+def test_a_mask_that_is_no_tensor_is_refused(mask):
+    x = torch.zeros(1, 2, 1, 4)
+    with pytest.raises(InvalidArgumentError, match=r"^mask is of type"):
+        naive_attention(x, x, x, mask=mask)
+
+
+def test_a_scale_may_be_any_real_number():
+    assert check_scale(None, 16) == 0.25
+    assert [check_scale(scale, 16) for scale in (0, -1.5, np.float32(0.5), np.int64(2))] == [0.0, -1.5, 0.5, 2.0]

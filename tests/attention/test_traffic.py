@@ -1,5 +1,6 @@
 """The counts against three independent ones: PyTorch's own record of the products, a brute-force walk, and a pencil."""
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -255,3 +256,7 @@ def test_tiles_that_cannot_be_are_refused(change):
 def test_a_fast_memory_of_nothing_is_refused():
     with pytest.raises(InvalidArgumentError, match=r"^fast_memory_bytes is 0; .*\.$"):
         tiled_traffic(**SIZES["square"], input_bytes=2, fast_memory_bytes=0)
+
+
+def test_choose_tile_takes_numpy_integers():
+    assert choose_tile(np.int64(64), np.int32(2), np.int64(100_000)) == choose_tile(64, 2, 100_000)

@@ -128,3 +128,31 @@ def test_the_registry_loads_no_library_it_is_not_asked_for():
         "assert 'vllm_teach.backends.sdpa' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("scale", [float("nan"), float("inf"), "x", True, 10**400, [1.0]])
+@pytest.mark.parametrize("name", backends.names())
+def test_a_scale_that_is_no_finite_number_is_refused_everywhere(make_qkv, name, scale, causal):
+    with pytest.raises(InvalidArgumentError, match=r"^scale is"):
+        backends.get(name).run(*make_qkv(5, 7), scale=scale, causal=causal)
+
+
+@pytest.mark.parametrize("name", backends.names())
+def test_what_is_no_tensor_is_refused_everywhere(make_qkv, name):
+    q, k, _ = make_qkv(5, 7)
+    with pytest.raises(InvalidArgumentError, match=r"^v is of type NoneType"):
+        backends.get(name).run(q, k, None)
+
+
+def test_a_masked_nan_in_v_spreads_as_the_docstrings_say(make_qkv):
+    q, k, v = make_qkv(300, 300)
+    v[:, -1] = float("nan")  # hidden from every query but the last
+    rows = {
+        name: backends.get(name).run(q, k, v, causal=True).isnan().any(dim=-1).any(dim=-1)[0].sum().item()
+        for name in ("naive", "tiled")
+    }
+    assert rows == {
+        "naive": 300,
+        "tiled": 300 - 256,
+    }  # tiles of 128: the last k tile is visited by the last q tile only

@@ -1,5 +1,8 @@
 """Ctrl-C inside a step: nothing is lost, nothing is left, and all goes on as if there had been none."""
 
+import os
+import signal
+
 import pytest
 
 from vllm_teach import SamplingParams
@@ -81,3 +84,91 @@ def test_after_an_interrupt_all_goes_on_as_if_there_had_been_none(make_llm, monk
         return {name: output.outputs for name, output in last.items()}
 
     assert run(interrupt=True) == run(interrupt=False)
+
+
+PLACES = ["store", "decode", "encode", "execute"]
+
+
+def signalled_once(llm, monkeypatch, place, call):
+    """Send this process a real SIGINT in the `call`-th call of the place, which then goes on."""
+    owner = {"store": llm.engine.kv, "execute": llm.engine.runner}.get(place, llm.tokenizer)
+    real, calls = getattr(owner, place), []
+
+    def run(*args, **options):
+        calls.append(1)
+        if len(calls) == call:
+            os.kill(os.getpid(), signal.SIGINT)
+        return real(*args, **options)
+
+    monkeypatch.setattr(owner, place, run)
+    return calls
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("call", [1, 2, 4, 7])
+def test_a_real_ctrl_c_harms_no_stream_beside_it(llm, monkeypatch, assert_empty, place, call):
+    kinds = [SamplingParams(temperature=1.0, seed=3, max_tokens=25, ignore_eos=True), LONG.copy()]
+    kinds[1].temperature = 0
+    expected = ["".join(llm.stream("x", params)) for params in kinds]
+    handler = signal.getsignal(signal.SIGINT)
+    streams = [llm.stream("x", params) for params in kinds]
+    said = [next(stream) for stream in streams]
+    with monkeypatch.context() as patch:
+        calls = signalled_once(llm, patch, place, call)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(["a"] * 8, SamplingParams(max_tokens=9, n=2, seed=1, logprobs=1), use_tqdm=False)
+        assert len(calls) >= call
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert len(llm.engine._requests) == 2
+    for text, stream, whole in zip(said, streams, expected, strict=True):
+        assert text + "".join(stream) == whole
+    assert_empty(llm.engine)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_real_ctrl_c_in_a_stream_ends_it_and_nothing_is_held(llm, monkeypatch, place):
+    signalled_once(llm, monkeypatch, place, 1)
+    with pytest.raises(KeyboardInterrupt):
+        "".join(llm.stream("x", LONG))  # `validate` encodes the text at once
+
+
+def test_what_ended_in_an_interrupted_step_comes_from_the_next(llm, monkeypatch):
+    llm.engine.add_request("x", SamplingParams(max_tokens=1), "a")
+    signalled_once(llm, monkeypatch, "execute", 1)
+    with pytest.raises(KeyboardInterrupt):
+        llm.engine.step()
+    assert [output.request_id for output in llm.engine.step()] == ["a"]
+
+
+def test_a_second_ctrl_c_is_not_put_off(engine, monkeypatch):
+    def hang(plan):
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+        pytest.fail("the step went on")
+
+    engine.add_request("x", SamplingParams(max_tokens=4), "a")
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.runner, "execute", hang)
+        with pytest.raises(KeyboardInterrupt):
+            engine.step()
+    assert len(engine.step()[0].outputs[0].token_ids) == 1
+    engine.abort("a")
+
+
+def test_handlers_of_the_programs_own_are_called_and_kept(engine):
+    seen = []
+    before = signal.signal(signal.SIGINT, lambda signum, frame: seen.append(signum))
+    try:
+        own = signal.getsignal(signal.SIGINT)
+        with engine.exclusive.hold(), engine.exclusive.hold():
+            os.kill(os.getpid(), signal.SIGINT)
+            assert not seen
+            assert engine.exclusive.interrupted
+        assert seen == [signal.SIGINT]
+        assert signal.getsignal(signal.SIGINT) is own
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        with engine.exclusive.hold():
+            os.kill(os.getpid(), signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -8,7 +8,7 @@ import pytest
 from vllm_teach import LLM
 from vllm_teach.engine import llm as llm_module
 from vllm_teach.engine.config import EngineConfig
-from vllm_teach.errors import InvalidArgumentError, ModelNotFoundError
+from vllm_teach.errors import InvalidArgumentError, ModelLoadError, ModelNotFoundError
 
 TINY = {
     "architectures": ["LlamaForCausalLM"],
@@ -112,3 +112,17 @@ def test_loading_refuses_what_it_cannot_do(tmp_path):
         LLM(tmp_path, device="tpu")
     with pytest.raises(TypeError, match="swap_space"):
         LLM(tmp_path, swap_space=4)
+
+
+@pytest.mark.parametrize("size", [2**50, 2**70, 10**30, 10**5000], ids=["2**50", "2**70", "10**30", "10**5000"])
+def test_a_cache_that_no_machine_has_room_for(tiny_model, byte_tokenizer, size):
+    with pytest.raises(InvalidArgumentError, match=r"^kv_cache_memory_bytes=.* does not fit: ") as caught:
+        LLM.from_loaded(tiny_model, byte_tokenizer, kv_cache_memory_bytes=size)
+    assert len(str(caught.value)) < 250
+
+
+@pytest.mark.parametrize("token_id", [259, 999_999, -1])
+def test_an_end_of_text_that_the_model_does_not_have(tiny_model, byte_tokenizer, monkeypatch, token_id):
+    monkeypatch.setattr(type(byte_tokenizer), "stop_token_ids", (256, token_id))
+    with pytest.raises(ModelLoadError, match=f"end-of-text id {token_id} "):
+        LLM.from_loaded(tiny_model, byte_tokenizer, kv_cache_memory_bytes=2**20)

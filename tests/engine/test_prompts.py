@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vllm_teach.engine.prompts import list_conversations, list_prompts, read_prompt
+from vllm_teach.engine.prompts import list_conversations, list_prompts, read_prompt, render_chat
 from vllm_teach.errors import EngineError, InvalidArgumentError
 
 
@@ -80,3 +80,28 @@ def test_lists():
     message = {"role": "user", "content": "hi"}
     assert list_conversations([message]) == [[message]]
     assert list_conversations([[message], (message,)]) == [[message], (message,)]
+
+
+def test_ids_mixed_with_another_number_are_one_bad_prompt(byte_tokenizer):
+    [prompt] = list_prompts([1, 2.0])
+    with pytest.raises(InvalidArgumentError, match=r"^the prompt mixes token ids with 2\.0, "):
+        read_prompt(prompt, byte_tokenizer, 259)
+
+
+@pytest.mark.parametrize("error", [UnicodeError("odd"), TypeError("must be str")])
+def test_half_of_a_surrogate_pair_is_named_by_its_position(byte_tokenizer, monkeypatch, error):
+    """The tokenizers library says TypeError, without a position; one for another reason is not blamed on the text."""
+
+    def refuse(self, what):
+        raise error
+
+    monkeypatch.setattr(type(byte_tokenizer), "encode", refuse)
+    monkeypatch.setattr(type(byte_tokenizer), "apply_chat_template", refuse)
+    bad = "x" * 1000 + "\ud800"
+    with pytest.raises(InvalidArgumentError, match="the prompt is no valid text: position 1000 ") as caught:
+        read_prompt(bad, byte_tokenizer, 259)
+    assert len(str(caught.value)) < 250
+    with pytest.raises(InvalidArgumentError, match="the conversation is no valid text: position 1000 "):
+        render_chat([{"role": "user", "content": bad}], byte_tokenizer)
+    with pytest.raises(InvalidArgumentError if isinstance(error, UnicodeError) else EngineError, match=str(error)):
+        read_prompt("sound", byte_tokenizer, 259)

@@ -24,10 +24,10 @@ def test_defaults_are_vllms():
         *(("top_p", value) for value in (0, 0.0, -0.1, 1.0001, math.nan, "0.5", False)),
         *(("top_k", value) for value in (-2, 1.5, True, "3", None)),
         *(("min_p", value) for value in (-0.1, 1.1, math.nan, None)),
-        *(("n", value) for value in (0, -1, 1.0, True)),
+        *(("n", value) for value in (0, -1, 1.0, True, 16_385, 10**9)),
         *(("max_tokens", value) for value in (0, -5, 2.5, "9", True)),
         *(("min_tokens", value) for value in (-1, 17, None, 1.0)),
-        *(("seed", value) for value in (1.5, "x", True)),
+        *(("seed", value) for value in (1.5, "x", True, 2**64, -(2**63) - 1)),
         *(("stop", value) for value in ("", ["a", ""], [1], 5)),
         *(("stop_token_ids", value) for value in ([-1], ["a"], [True], 7)),
         *(("logprobs", value) for value in (-2, 1.5, True)),
@@ -79,3 +79,19 @@ def test_a_copy_is_apart_and_checked_again():
     params.temperature = -1
     with pytest.raises(InvalidArgumentError, match="temperature"):
         params.copy()
+
+
+@pytest.mark.parametrize(
+    "name", ["temperature", "top_p", "min_p", "presence_penalty", "repetition_penalty", "n", "seed"]
+)
+@pytest.mark.parametrize("value", [10**400, 10**5000], ids=["10**400", "10**5000"])
+def test_numbers_beyond_float64_and_beyond_printing(name, value):
+    with pytest.raises(InvalidArgumentError, match=f"^{name}=.* is not valid: ") as caught:
+        SamplingParams(**{name: value})
+    assert len(str(caught.value)) < 250
+
+
+def test_a_long_value_is_cut_in_the_message():
+    with pytest.raises(InvalidArgumentError, match=r"^stop=\['xxx.*\.\.\..*\] is not valid") as caught:
+        SamplingParams(stop=["x" * 10**6, ""])
+    assert len(str(caught.value)) < 250

@@ -229,6 +229,7 @@ def test_qwen_slides_from_max_window_layers_on_and_only_if_told():
         ({"hidden_size": 16, "head_dim": None}, "head_dim = 0"),
         ({"rms_norm_eps": "x"}, "rms_norm_eps = 'x'"),
         ({"rms_norm_eps": -1}, "rms_norm_eps = -1"),
+        ({"max_position_embeddings": 1}, "max_position_embeddings = 1 where a whole number from 2"),
         ({"rope_scaling": "llama3"}, "rope_scaling = 'llama3'"),
         ({"quantization_config": "awq"}, "quantization_config = 'awq'"),
         ({"architectures": {"a": 1}}, "architectures = {'a': 1}"),

@@ -143,6 +143,8 @@ def test_on_cuda_a_first_call_warms_up_and_does_not_count(monkeypatch: pytest.Mo
         allocate(512)
         held["now"] -= 512
 
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: held.update(peak=held["now"]))
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: held["now"])
@@ -154,3 +156,30 @@ def test_on_cuda_a_first_call_warms_up_and_does_not_count(monkeypatch: pytest.Mo
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: torch.cuda.is_available() is False")
 def test_cuda_counts_whole_allocations() -> None:
     assert peak_memory(lambda: torch.empty(1024, device="cuda"), device="cuda") == 4096
+
+
+def test_a_trace_inside_a_trace_is_refused_and_the_next_one_works() -> None:
+    with pytest.raises(InvalidArgumentError, match="inside another trace"):
+        peak_memory(lambda: peak_memory(lambda: torch.ones(1000)))
+    assert peak_memory(lambda: torch.ones(1000)) == 4000
+
+
+def test_a_trace_inside_pytorchs_own_profiler_is_refused() -> None:
+    with torch.profiler.profile(), pytest.raises(InvalidArgumentError, match="inside another trace or profiler"):
+        trace_memory(lambda: torch.ones(1000))
+
+
+def test_a_device_may_be_an_object() -> None:
+    assert peak_memory(lambda: torch.ones(1000), torch.device("cpu")) == 4000
+
+
+@pytest.mark.parametrize("device", ["mps", "gpu", None])
+def test_a_device_without_a_counter_is_refused(device: object) -> None:
+    with pytest.raises(InvalidArgumentError, match="has no memory counter here"):
+        peak_memory(lambda: None, device)  # type: ignore[arg-type]
+
+
+def test_cuda_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(InvalidArgumentError, match="device='cuda' is not there"):
+        peak_memory(lambda: None, "cuda")

@@ -33,3 +33,17 @@ def test_two_runs_draw_the_same_numbers(capsys):
 def test_threads_below_one():
     with pytest.raises(InvalidArgumentError, match="threads must be at least 1, but it is 0"):
         begin("x", threads=0)
+
+
+@pytest.mark.parametrize("threads", ["2", 1.5, None, True])
+def test_threads_that_are_no_whole_number(threads):
+    with pytest.raises(InvalidArgumentError, match="threads must be at least 1"):
+        begin("x", threads=threads)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32, 2**40, "0", 1.5, None])
+def test_a_seed_that_numpy_does_not_take_changes_nothing(seed):
+    before = torch.random.get_rng_state()
+    with pytest.raises(InvalidArgumentError, match="seed must be a whole number from 0"):
+        begin("x", threads=1, seed=seed)
+    assert torch.equal(torch.random.get_rng_state(), before)

@@ -168,3 +168,36 @@ def test_an_interrupted_write_leaves_the_old_file(save, tmp_path, monkeypatch):
 def test_execute_needs_check(save):
     with pytest.raises(SystemExit):
         main(["build", "--execute"])
+
+
+REST = '"metadata": {}, "nbformat": 4, "nbformat_minor": 5'
+CELL = '"cell_type": "code", "id": "a", "outputs": [], "execution_count": 1'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}",
+        "3",
+        "null",
+        "[" * 100_000,
+        f'{{"cells": null, {REST}}}',
+        f'{{"cells": [3], {REST}}}',
+        f'{{"cells": [{{{CELL}, "source": ""}}], {REST}}}',
+        f'{{"cells": [{{{CELL}, "source": "", "metadata": []}}], {REST}}}',
+        f'{{"cells": [{{{CELL}, "source": 5, "metadata": {{}}}}], {REST}}}',
+        '{"cells": [], "metadata": [], "nbformat": 4, "nbformat_minor": 5}',
+        '{"cells": [], "metadata": {}, "nbformat": "x", "nbformat_minor": 5}',
+    ],
+)
+@pytest.mark.parametrize("mode", [["--check"], []])
+def test_a_malformed_notebook_is_named_and_the_others_still_done(save, tmp_path, capsys, text, mode):
+    broken = tmp_path / "broken.ipynb"
+    broken.write_text(text)
+    assert main(["build", *mode, str(broken), str(tmp_path / "absent.ipynb")]) == 1
+    printed = capsys.readouterr().out
+    assert "broken.ipynb is not a notebook (" in printed
+    assert "absent.ipynb: " in printed
+    assert len(printed) < 1000
+    assert broken.read_text() == text

@@ -4,6 +4,7 @@ import base64
 import builtins
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pytest
 
 from vllm_teach.errors import InvalidArgumentError
@@ -132,3 +133,16 @@ def test_figures_are_closed_and_reproducible():
 def test_sliders_that_cannot_move(sliders):
     with pytest.raises(InvalidArgumentError, match="sliders"):
         explore(render, readout=readout, **sliders)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [5, {1, 2}, {"a": 1, "b": 2}, (n for n in range(3)), None, "ab", [], [[1], [2]], [float("nan"), 1.0], [None, 1]],
+)
+def test_values_that_make_no_slider_are_refused(values):
+    with pytest.raises(InvalidArgumentError, match=r"^sliders\['step'\] "):
+        explore(render, readout=readout, step=values)
+
+
+def test_an_array_of_numpy_makes_a_slider():
+    assert explore(render, readout=readout, step=np.arange(3)).state == {"step": 0}

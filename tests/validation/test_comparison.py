@@ -195,3 +195,21 @@ def test_the_package_exports_the_function() -> None:
     code += "; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "True\nFalse\n"
+
+
+@pytest.mark.parametrize("value", [10**400, -(10**400), 10**5000, {"a": 10**400}], ids=range(4))
+def test_a_number_beyond_every_float_is_refused(value: object) -> None:
+    with pytest.raises(InvalidArgumentError, match="is no finite number"):
+        Measured(value)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("table_id", [[], {}, None, 5])
+def test_a_table_that_is_not_named_by_a_text_is_refused(table_id: object) -> None:
+    with pytest.raises(InvalidArgumentError, match="is no reference table"):
+        claims(table_id)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("measured", [None, [1], "x"])
+def test_numbers_that_are_no_mapping_are_refused(measured: object) -> None:
+    with pytest.raises(InvalidArgumentError, match="is no mapping"):
+        compare(next(iter(load_tables())), measured)  # type: ignore[arg-type]

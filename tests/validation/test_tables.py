@@ -104,3 +104,32 @@ def test_another_kind_of_file_is_refused(tmp_path: Path) -> None:
     path.write_text("- 1\n", encoding="utf-8")
     with pytest.raises(InvalidArgumentError, match="no file of reference tables"):
         load_tables(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("{{{", "is no YAML"),
+        ("a: \x00", "is no YAML"),
+        ("[" * 5000, "is no YAML"),
+        ("tables: [3]", "an entry of 'tables' is 3"),
+        ("tables: [{id: x, article: a, rows: 5}]", "'rows' of table 'x' is 5"),
+        ("tables: [{id: x, article: a, rows: [5]}]", "a row of table 'x' is 5"),
+        ("tables: [{id: x, article: a, rows: [], scenarios: [5]}]", "a scenario is 5"),
+        ("tables: [{id: [1], article: a, rows: []}]", r"'id' of table \[1\]"),
+        ("tables: [{id: x, article: a, rows: [], workload: 5}]", "'workload' of table 'x' is 5"),
+        ("tables: [{id: x, article: a, rows: [], caveat: 5}]", "'caveat' of table 'x' is 5"),
+        ("tables: [{id: x, article: a, rows: [], 1: 2, z: 3}]", "unknown key 1"),
+    ],
+)
+def test_a_file_of_another_form_is_refused(tmp_path: Path, text: str, named: str) -> None:
+    path = tmp_path / "tables.yaml"
+    path.write_text(text)
+    with pytest.raises(InvalidArgumentError, match=named):
+        load_tables(path)
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    for path in (tmp_path / "absent.yaml", tmp_path):
+        with pytest.raises(InvalidArgumentError, match="cannot be read"):
+            load_tables(path)

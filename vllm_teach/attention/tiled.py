@@ -28,7 +28,8 @@ def flash_attention_forward(
     `[batch, q_heads, q_len]`. Lengths need not be multiples of the tiles. `causal` hides key j from query i when
     j > i + kv_len - q_len; a row that sees no key gives 0 and -inf. Scores, statistics, accumulator and lse are
     float32 for float16, bfloat16 and float32 input, and float64 for float64 input; out has q's dtype.
-    A NaN in v that the mask hides spreads (0 · NaN is NaN) only to the rows whose tiles visit it, not past a skipped tile.
+    A NaN in v that the mask hides spreads (0 · NaN is NaN) to the other rows of a tile pair that is
+    visited, but not into a tile pair that is skipped.
 
     Raises InvalidArgumentError when the tensors do not fit together or a tile is not positive.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from numbers import Integral, Real
 
+from vllm_teach.engine.failure import shown
 from vllm_teach.errors import InvalidArgumentError
 
 
@@ -68,4 +69,4 @@ def _check_whole(name: str, value: object, low: int | None = None) -> None:
 
 
 def _refuse(name: str, value: object, hint: str) -> None:
-    raise InvalidArgumentError(f"{name}={value!r} is not valid: {hint}.")
+    raise InvalidArgumentError(f"{name}={shown(value)} is not valid: {hint}.")

@@ -7,6 +7,7 @@ import platform
 import psutil
 import torch
 
+from vllm_teach.engine.failure import shown
 from vllm_teach.errors import InvalidArgumentError
 
 # A laptop's memory is shared with everything else that runs on it, so the cache takes a modest part of what is free.
@@ -21,11 +22,11 @@ def choose_device(device: str | torch.device) -> torch.device:
     try:
         chosen = torch.device(device)
     except (RuntimeError, TypeError) as error:
-        raise InvalidArgumentError(f"device={device!r} is not valid: use 'auto', 'cpu' or 'cuda'.") from error
+        raise InvalidArgumentError(f"device={shown(device)} is not valid: use 'auto', 'cpu' or 'cuda'.") from error
     if chosen.type not in ("cpu", "cuda"):
-        raise InvalidArgumentError(f"device={device!r} is not supported: use 'auto', 'cpu' or 'cuda'.")
+        raise InvalidArgumentError(f"device={shown(device)} is not supported: use 'auto', 'cpu' or 'cuda'.")
     if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise InvalidArgumentError(f"device={device!r} is not usable, PyTorch finds no CUDA device: use 'cpu'.")
+        raise InvalidArgumentError(f"device={shown(device)} is not usable, PyTorch finds no CUDA device: use 'cpu'.")
     return chosen
 
 
@@ -36,7 +37,7 @@ def choose_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
         return torch.bfloat16 if native else torch.float32
     chosen = _DTYPES.get(str(dtype).removeprefix("torch."))
     if chosen is None:
-        raise InvalidArgumentError(f"dtype={dtype!r} is not valid: use 'auto' or one of {', '.join(_DTYPES)}.")
+        raise InvalidArgumentError(f"dtype={shown(dtype)} is not valid: use 'auto' or one of {', '.join(_DTYPES)}.")
     return chosen
 
 

@@ -1,4 +1,4 @@
-"""How an exception becomes the typed error of a request."""
+"""How an exception becomes the typed error of a request, and how a value is shown in a message."""
 
 from __future__ import annotations
 
@@ -28,3 +28,12 @@ def engine_error(what: str, cause: Exception, advice: str) -> EngineError:
     failure.__cause__ = cause
     failure.add_note(text)
     return failure
+
+
+def shown(value: object, most: int = 80) -> str:
+    """Return `value`'s repr for a message, its middle left out where it is longer than `most` characters."""
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001 - an int of 4,301 digits has none, say; the message is about something else
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= most else f"{text[: most - 20]}...{text[-17:]}"

@@ -12,6 +12,7 @@ from tqdm.auto import tqdm
 
 from vllm_teach.engine.config import EngineConfig
 from vllm_teach.engine.device import choose_device, choose_dtype
+from vllm_teach.engine.failure import shown
 from vllm_teach.engine.limits import check_limits
 from vllm_teach.engine.llm_engine import LLMEngine
 from vllm_teach.engine.outputs import RequestOutput
@@ -54,7 +55,7 @@ class LLM:
         attention_backend: str = "sdpa",
     ) -> None:
         if enforce_eager is not True:
-            raise InvalidArgumentError(f"enforce_eager={enforce_eager!r} is not supported: leave it True.")
+            raise InvalidArgumentError(f"enforce_eager={shown(enforce_eager)} is not supported: leave it True.")
         config = EngineConfig(
             kv_cache_memory_bytes=kv_cache_memory_bytes,
             max_model_len=max_model_len,
@@ -169,7 +170,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """Queue each item's prompt and step until all ended; whatever interrupts that, none stays in the engine."""
         if on_error not in ("raise", "return"):
-            raise InvalidArgumentError(f"on_error={on_error!r} is not valid: use 'raise' or 'return'.")
+            raise InvalidArgumentError(f"on_error={shown(on_error)} is not valid: use 'raise' or 'return'.")
         params = _one_each(sampling_params, len(items))
         refused: dict[int, RequestOutput] = {}
         requests: dict[int, Request] = {}

@@ -8,7 +8,7 @@ import time
 from vllm_teach.engine.config import EngineConfig, StepStats
 from vllm_teach.engine.detokenizer import OutputText
 from vllm_teach.engine.exclusive import Exclusive
-from vllm_teach.engine.failure import engine_error
+from vllm_teach.engine.failure import engine_error, shown
 from vllm_teach.engine.limits import check_limits, choose_cache_bytes, choose_max_model_len
 from vllm_teach.engine.model_runner import ModelRunner
 from vllm_teach.engine.outputs import Logprob, RequestMetrics, RequestOutput
@@ -17,7 +17,7 @@ from vllm_teach.engine.request import Request, SampledToken, Sequence, SequenceS
 from vllm_teach.engine.sampling_params import SamplingParams
 from vllm_teach.engine.scheduler import Plan, Scheduler, StepResult
 from vllm_teach.engine.tokenizer_protocol import EngineTokenizer
-from vllm_teach.errors import EngineError, InvalidArgumentError, PromptTooLongError
+from vllm_teach.errors import EngineError, InvalidArgumentError, ModelLoadError, PromptTooLongError
 from vllm_teach.kvcache.manager import ContiguousKVCacheManager
 from vllm_teach.kvcache.storage import KVStorage
 from vllm_teach.models.decoder import Decoder
@@ -36,16 +36,19 @@ class LLMEngine:
         self.model, self.tokenizer, self.config = model, tokenizer, config
         shape = model.config
         check_limits(config, shape, model.dtype, model.device)
+        for token_id in tokenizer.stop_token_ids:
+            if not 0 <= token_id < shape.vocab_size:
+                raise ModelLoadError(
+                    f"the end-of-text id {token_id} is not one of this model's ids, which end at "
+                    f"{shape.vocab_size - 1}: correct eos_token_id in its generation_config.json or tokenizer files."
+                )
         cache_bytes = choose_cache_bytes(config, shape, model.dtype, model.device)
         self.kv = ContiguousKVCacheManager(cache_bytes, shape.kv_bytes_per_token(model.dtype.itemsize))
         self.max_model_len = choose_max_model_len(config, shape, self.kv.num_slots)
         self.scheduler = Scheduler(
             self.kv, max_num_seqs=config.max_num_seqs, max_num_batched_tokens=config.max_num_batched_tokens
         )
-        storage = KVStorage(
-            shape.num_layers, self.kv.num_slots, shape.num_kv_heads, shape.head_dim, model.dtype, model.device
-        )
-        self.runner = ModelRunner(model, storage, config.attention_backend)
+        self.runner = ModelRunner(model, self._new_storage(cache_bytes), config.attention_backend)
         self.last_plan = Plan()
         self.last_step: StepStats | None = None
         self._requests: dict[str, Request] = {}  # the unfinished ones, in order of arrival
@@ -60,7 +63,7 @@ class LLMEngine:
         for one that leaves no room for an answer, and EngineError when the tokenizer fails on it.
         """
         if not isinstance(params, SamplingParams):
-            raise InvalidArgumentError(f"sampling_params={params!r} is not valid: use a SamplingParams.")
+            raise InvalidArgumentError(f"sampling_params={shown(params)} is not valid: use a SamplingParams.")
         params.copy()  # checks it again: its fields may have changed since
         vocab = self.model.config.vocab_size
         checked = read_prompt(prompt, self.tokenizer, vocab)
@@ -73,7 +76,7 @@ class LLMEngine:
         for token_id in params.stop_token_ids or ():
             if token_id >= vocab:
                 raise InvalidArgumentError(
-                    f"stop_token_ids={params.stop_token_ids} is not valid: this model's ids end at {vocab - 1}."
+                    f"stop_token_ids={shown(params.stop_token_ids)} is not valid: this model's ids end at {vocab - 1}."
                 )
         return checked
 
@@ -88,7 +91,7 @@ class LLMEngine:
         if request_id is None:
             request_id = next(name for name in map("request-{}".format, self._numbers) if name not in self._requests)
         elif not isinstance(request_id, str) or request_id in self._requests:
-            raise InvalidArgumentError(f"request_id={request_id!r} is in use or no string: choose another one.")
+            raise InvalidArgumentError(f"request_id={shown(request_id)} is in use or no string: choose another one.")
         token_ids, params = tuple(checked["prompt_token_ids"]), params.copy()
         texts = [self._new_text(token_ids, params) for _ in range(params.n)]
         sequences = [self._new_sequence(token_ids, params, index, text) for index, text in enumerate(texts)]
@@ -245,6 +248,16 @@ class LLMEngine:
     def _forget(self, request: Request) -> None:
         self._requests.pop(request.request_id, None)
         request.metrics.finished_time = time.perf_counter()
+
+    def _new_storage(self, cache_bytes: int) -> KVStorage:
+        shape, dtype, device = self.model.config, self.model.dtype, self.model.device
+        try:
+            return KVStorage(shape.num_layers, self.kv.num_slots, shape.num_kv_heads, shape.head_dim, dtype, device)
+        except (RuntimeError, TypeError, ValueError, OverflowError, MemoryError) as error:  # PyTorch's, by the size
+            raise InvalidArgumentError(
+                f"kv_cache_memory_bytes={shown(cache_bytes)} does not fit: {device.type} has no room for a cache of "
+                "that size, so use a smaller one."
+            ) from error
 
     def _new_sequence(
         self, token_ids: tuple[int, ...], params: SamplingParams, index: int, text: OutputText | None

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, TypedDict
 
-from vllm_teach.engine.failure import engine_error
+from vllm_teach.engine.failure import engine_error, shown
 from vllm_teach.engine.tokenizer_protocol import EngineTokenizer
 from vllm_teach.errors import InvalidArgumentError, VllmTeachError
 
@@ -34,11 +34,13 @@ def read_prompt(prompt: Prompt, tokenizer: EngineTokenizer, vocab_size: int) -> 
         token_ids = _encode(text, tokenizer) if text else []
     for token_id in token_ids:
         if not _is_whole(token_id) or not 0 <= token_id < vocab_size:
+            mixed = not _is_whole(token_id) and any(map(_is_whole, token_ids))
+            what = f"{'mixes token ids with' if mixed else 'holds'} {shown(token_id)}"
             raise InvalidArgumentError(
-                f"the prompt holds {token_id!r}, which is no token id: use whole numbers from 0 to {vocab_size - 1}."
+                f"the prompt {what}, which is no token id: use whole numbers from 0 to {vocab_size - 1}."
             )
     if not token_ids:
-        raise InvalidArgumentError(f"prompt={prompt!r} is empty: give at least one token.")
+        raise InvalidArgumentError(f"prompt={shown(prompt)} is empty: give at least one token.")
     return {"prompt_token_ids": [int(token_id) for token_id in token_ids], "prompt": text}
 
 
@@ -50,28 +52,28 @@ def render_chat(conversation: Conversation, tokenizer: EngineTokenizer) -> Token
     """
     form = "use a list of dicts with 'role' and 'content', both strings"
     if not isinstance(conversation, list | tuple) or not conversation:
-        raise InvalidArgumentError(f"messages={conversation!r} is not valid: {form}, at least one.")
+        raise InvalidArgumentError(f"messages={shown(conversation)} is not valid: {form}, at least one.")
     for message in conversation:
         if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
-            raise InvalidArgumentError(f"messages holds {message!r}, which is not valid: {form}.")
+            raise InvalidArgumentError(f"messages holds {shown(message)}, which is not valid: {form}.")
     try:
         token_ids = list(tokenizer.apply_chat_template(list(conversation)))
     except VllmTeachError:
         raise
     except Exception as error:
-        raise _typed(error, "the conversation") from error
+        raise _typed(error, "the conversation", [message["content"] for message in conversation]) from error
     return {"prompt_token_ids": token_ids, "prompt": None}
 
 
 def list_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Return the prompts as a list; a text, a dict, or a list that holds only whole numbers, is a single prompt."""
+    """Return the prompts as a list; a text, a dict, or a list that holds only numbers, is a single prompt."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
     if not isinstance(prompts, list | tuple):
         raise InvalidArgumentError(
             f"prompts is of type {type(prompts).__name__}, which is not valid: use a text, token ids or a list of them."
         )
-    single = bool(prompts) and all(isinstance(each, Integral) for each in prompts)
+    single = bool(prompts) and all(isinstance(each, Real) for each in prompts)
     return [prompts] if single else list(prompts)
 
 
@@ -79,7 +81,8 @@ def list_conversations(messages: Conversation | Sequence[Conversation]) -> list[
     """Return the conversations as a list; a list of messages is a single one."""
     if not isinstance(messages, list | tuple) or not messages:
         raise InvalidArgumentError(
-            f"messages={messages!r} is not valid: use a list of dicts with 'role' and 'content', or several such lists."
+            f"messages={shown(messages)} is not valid: use a list of dicts with 'role' and 'content', or several "
+            "such lists."
         )
     return list(messages) if any(isinstance(each, list | tuple) for each in messages) else [messages]
 
@@ -113,11 +116,20 @@ def _encode(text: str, tokenizer: EngineTokenizer) -> list[int]:
     except VllmTeachError:
         raise
     except Exception as error:
-        raise _typed(error, "the prompt") from error
+        raise _typed(error, "the prompt", [text]) from error
 
 
-def _typed(error: Exception, what: str) -> VllmTeachError:
-    if isinstance(error, UnicodeError | TypeError):  # half of a surrogate pair is a str, but no text
+def _typed(error: Exception, what: str, texts: list[str]) -> VllmTeachError:
+    """Return the typed error for a tokenizer's. Half of a surrogate pair is a str, but no text: the likeliest cause."""
+    for text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError as broken:
+            return InvalidArgumentError(
+                f"{what} is no valid text: position {broken.start} of {shown(text)} is half of a surrogate pair, so "
+                "remove it."
+            )
+    if isinstance(error, UnicodeError):
         return InvalidArgumentError(f"{what} is no valid text ({error}): remove what is broken.")
     return engine_error(f"the tokenizer failed on {what}", error, "check the tokenizer")
 

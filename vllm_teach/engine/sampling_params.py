@@ -7,16 +7,18 @@ from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from typing import Any
 
+from vllm_teach.engine.failure import shown
 from vllm_teach.errors import InvalidArgumentError
 
 GREEDY_BELOW = 1e-5
+MOST_COMPLETIONS = 16_384  # vLLM's default limit
 
 
 @dataclass
 class SamplingParams:
     """Parameters of one request. Every field is checked on construction; InvalidArgumentError names the bad one.
 
-    - `n`: independent completions of the prompt.
+    - `n`: independent completions of the prompt, at most 16,384.
     - `temperature`: divides the logits; below 1e-5 the most likely token is taken (greedy).
     - `top_k`: keep the k most likely tokens; 0 or -1 keeps all. `top_p`: then keep the fewest tokens whose probability
       reaches p. `min_p`: keep tokens at least min_p times as likely as the most likely one.
@@ -51,7 +53,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
 
     def __post_init__(self) -> None:
-        _integer("n", self.n, 1, hint="use a whole number from 1")
+        _integer("n", self.n, 1, MOST_COMPLETIONS, hint=f"use a whole number from 1 to {MOST_COMPLETIONS}")
         _number("presence_penalty", self.presence_penalty, -2.0, 2.0, hint="use a number from -2 to 2")
         _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0, hint="use a number from -2 to 2")
         _number("repetition_penalty", self.repetition_penalty, 0.0, open_low=True, hint="use a number above 0 (1: off)")
@@ -60,7 +62,7 @@ class SamplingParams:
         _integer("top_k", self.top_k, -1, hint="use a whole number from 1, or 0 or -1 to keep all tokens")
         _number("min_p", self.min_p, 0.0, 1.0, hint="use a number from 0 (off) to 1")
         if self.seed is not None:
-            _integer("seed", self.seed, hint="use a whole number or None")
+            _integer("seed", self.seed, -(2**63), 2**64 - 1, hint="use a whole number of at most 64 bits or None")
             self.seed = None if self.seed == -1 else self.seed
         if self.max_tokens is not None:
             _integer("max_tokens", self.max_tokens, 1, hint="use a whole number from 1, or None for the whole context")
@@ -109,11 +111,11 @@ class SamplingParams:
 
 
 def _refuse(name: str, value: Any, hint: str) -> None:
-    raise InvalidArgumentError(f"{name}={value!r} is not valid: {hint}.")
+    raise InvalidArgumentError(f"{name}={shown(value)} is not valid: {hint}.")
 
 
-def _integer(name: str, value: Any, low: int | None = None, *, hint: str) -> None:
-    if not _is_integer(value) or (low is not None and value < low):
+def _integer(name: str, value: Any, low: int, high: float = math.inf, *, hint: str) -> None:
+    if not _is_integer(value) or not low <= value <= high:
         _refuse(name, value, hint)
 
 
@@ -121,8 +123,15 @@ def _is_integer(value: Any) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
+def _is_finite(value: Real) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond float64
+        return False
+
+
 def _number(name: str, value: Any, low: float, high: float = math.inf, *, open_low: bool = False, hint: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, Real) or not _is_finite(value):
         _refuse(name, value, hint)
     if not low <= value <= high or (open_low and value == low):
         _refuse(name, value, hint)

@@ -17,6 +17,7 @@ from vllm_teach.models.attend import Attend, full_causal
 from vllm_teach.models.config import ModelConfig
 from vllm_teach.models.decoder import Decoder
 from vllm_teach.performance.memory import region, trace_memory
+from vllm_teach.performance.timing import check_calls
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Share:
     peak_bytes: int
 
 
-def flop_share(n: int, shape: LayerShape, *, skip_masked: bool = False) -> float:
+def flop_share(n: float, shape: LayerShape, *, skip_masked: bool = False) -> float:
     """Return attention's exact share of the FLOPs of one layer over `n` tokens without a cache.
 
     Linear layers take 2 x parameters x n, attention 4 x n^2 x q_heads x head_dim: two products, two FLOPs each. The
@@ -105,9 +106,8 @@ def measure_share(
     measured on a CPU only; on CUDA the two memory shares are NaN and the byte counts 0. Raises InvalidArgumentError
     when `n` or `repeats` is below 1, or the backend has no such name.
     """
-    _check_length(n)
-    if repeats < 1:
-        raise InvalidArgumentError(f"repeats={repeats} measures nothing: use 1 or more.")
+    check_calls("n", n, 1, "is no sequence length")
+    check_calls("repeats", repeats, 1, "measures nothing")
     decoder = model if model is not None else _one_layer(n, shape, dtype, device)
     token_ids = torch.zeros(n, dtype=torch.long, device=decoder.device)
     positions = torch.arange(n, device=decoder.device)
@@ -182,6 +182,6 @@ def _one_layer(n: int, shape: LayerShape, dtype: torch.dtype, device: str) -> De
     return Decoder(config).init_random(dtype=dtype, device=device)
 
 
-def _check_length(n: int) -> None:
+def _check_length(n: float) -> None:
     if n < 1:
         raise InvalidArgumentError(f"n={n} is no sequence length: use 1 or more.")

@@ -28,7 +28,9 @@ class Timing:
         return cls(statistics.median(samples), min(samples), max(samples), tuple(samples))
 
 
-def time_median(fn: Callable[[], object], repeats: int = 5, warmup: int = 1, device: "str | torch.device" = "cpu") -> Timing:
+def time_median(
+    fn: Callable[[], object], repeats: int = 5, warmup: int = 1, device: "str | torch.device" = "cpu"
+) -> Timing:
     """Call `fn` `warmup` + `repeats` times and return the seconds of the `repeats` calls.
 
     The median is robust against the odd interruption by another process. On `device="cuda"`, kernels run after the call

@@ -145,7 +145,7 @@ class Check:
             where = f"case {number} of {len(cases)} ({case.label})"
             try:
                 problem = self._run(function, case)
-            except (Exception, SystemExit) as error:  # the learner's code may raise anything; the notebook must go on
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - the learner's code may raise anything; the notebook must go on
                 if _is_stub(error, function):
                     return "unsolved", self._unsolved()
                 return "error", f"Not right yet: {where} raised {_one_line(error, function)}"
@@ -219,7 +219,7 @@ def _filename(function: Callable[..., Any]) -> str | None:
     while isinstance(function, functools.partial):
         function = function.func
     if not hasattr(function, "__code__"):
-        function = getattr(type(function), "__call__", function)  # an object that can be called
+        function = type(function).__call__  # an object that can be called
     return getattr(getattr(function, "__code__", None), "co_filename", None)
 
 
@@ -227,7 +227,7 @@ def _message(error: BaseException) -> str:
     """The first line of what the error says; its __str__ may be the learner's, and broken."""
     try:
         lines = str(error).splitlines()
-    except (Exception, SystemExit):  # whatever it raises, the check goes on
+    except (Exception, SystemExit):  # noqa: BLE001 - whatever it raises, the check goes on
         return "its message cannot be read"
     return lines[0] if lines and lines[0] else "no message"
 

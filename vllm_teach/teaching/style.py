@@ -85,7 +85,8 @@ def apply() -> None:
     """Give matplotlib the lessons' look; changes `matplotlib.rcParams` and, in Jupyter, the inline PNG's metadata."""
     mpl.rcParams.update(_RC)
     mpl.rcParams["axes.prop_cycle"] = cycler(color=list(FAMILIES["implementation"].values()))
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
     if shell is not None and hasattr(shell, "kernel"):
         _leave_out_the_version(shell)
 

@@ -120,7 +120,7 @@ def _describe(state: State) -> str:
 
 
 def _check_values(name: str, values: object) -> None:
-    """Raise InvalidArgumentError unless `values` is a sequence, or an array, of two or more different values."""
+    """Raise InvalidArgumentError unless `values` is a sequence, or an array, of two values or more."""
     ordered = isinstance(values, Sized) and hasattr(values, "__getitem__") and not isinstance(values, Mapping)
     if not ordered or isinstance(values, str | bytes):
         raise InvalidArgumentError(

@@ -50,7 +50,8 @@ class Measured:
         for number in self.value.values() if isinstance(self.value, Mapping) else [self.value]:
             if isinstance(number, bool) or not isinstance(number, Real) or not _is_finite(number):
                 raise InvalidArgumentError(
-                    f"value={_shown(self.value)} is no finite number: use finite numbers or a text, or leave the row out."
+                    f"value={_shown(self.value)} is no finite number: use finite numbers or a text, "
+                    "or leave the row out."
                 )
 
     @property

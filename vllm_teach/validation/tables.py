@@ -96,8 +96,8 @@ def get_table(table_id: str) -> Table:
 def load_tables(path: Path | None = None) -> Mapping[str, Table]:
     """Read all tables, by id and in the file's order; `path` reads another file of the same form.
 
-    Raises InvalidArgumentError for the first thing that the schema does not know: a key, a type, a repeated row; also for a
-    `path` that is not there or holds no YAML.
+    Raises InvalidArgumentError for the first thing that the schema does not know: a key, a type, a repeated row;
+    also for a `path` that is not there or holds no YAML.
     """
     content = _read(data.path(FILE) if path is None else path)
     if not isinstance(content, dict) or set(content) != {"tables"} or not isinstance(content["tables"], list):
@@ -176,8 +176,8 @@ def _snake(text: str, longest: int = 48) -> str:
 
 
 def _check_form(where: str, value: object, form: type) -> None:
-    wanted = {dict: "a mapping", list: "a list", str: "a text"}[form]
     if not isinstance(value, form):
+        wanted = "a mapping" if form is dict else "a list" if form is list else "a text"
         raise InvalidArgumentError(f"{where} is {value!r}: it needs {wanted}.")
 
 
