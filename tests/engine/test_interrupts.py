@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 
 import pytest
 
@@ -172,3 +173,39 @@ def test_handlers_of_the_programs_own_are_called_and_kept(engine):
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_a_real_ctrl_c_at_any_line_of_the_engine_harms_nothing(make_llm, assert_empty):
+    """At every 17th line that `generate` runs in engine and cache, with a stream beside it."""
+    params = SamplingParams(temperature=1.0, seed=3, max_tokens=6, ignore_eos=True)
+    batch = SamplingParams(max_tokens=2, n=2, seed=1, ignore_eos=True)
+    expected = "".join(make_llm().stream("x", params))
+
+    def interrupted_at(line):
+        """Return whether `generate` was interrupted there; False when it ended before."""
+        llm, lines = make_llm(), 0
+
+        def trace(frame, event, argument):
+            nonlocal lines
+            if not any(room in frame.f_code.co_filename for room in ("vllm_teach/engine/", "vllm_teach/kvcache/")):
+                return None
+            lines += event == "line"
+            if event == "line" and lines == line:
+                os.kill(os.getpid(), signal.SIGINT)
+            return trace
+
+        stream = llm.stream("x", params)
+        said, before, interrupted = next(stream), sys.gettrace(), False
+        try:
+            sys.settrace(trace)
+            llm.generate(["a", "b"], batch, use_tqdm=False)
+        except KeyboardInterrupt:
+            interrupted = True
+        finally:
+            sys.settrace(before)
+        assert said + "".join(stream) == expected, line
+        assert_empty(llm.engine)
+        return interrupted
+
+    lines = range(1, 100_000, 17)
+    assert next(line for line in lines if not interrupted_at(line)) > 1000

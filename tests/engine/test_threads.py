@@ -12,7 +12,7 @@ PARAMS = SamplingParams(seed=1, max_tokens=12, ignore_eos=True)
 
 def inside_a_step(llm, monkeypatch, call):
     """Return a list that gets what `call` raised, run in a thread of its own while this one is inside a step."""
-    execute, raised = llm.engine.runner.execute, []
+    execute, started, raised = llm.engine.runner.execute, [], []
 
     def other():
         try:
@@ -21,7 +21,8 @@ def inside_a_step(llm, monkeypatch, call):
             raised.append(error)
 
     def run(plan):
-        if not raised:
+        if not started:
+            started.append(1)
             thread = threading.Thread(target=other)
             thread.start()
             thread.join(20)
