@@ -1,11 +1,21 @@
 """Fixtures that several rooms share."""
 
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from vllm_teach.errors import ModelNotFoundError
 from vllm_teach.models import resolve_model
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interrupts_arrive() -> Iterator[None]:
+    """Ctrl-C means KeyboardInterrupt, here and in child processes: a shell's background job starts with it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")
