@@ -156,6 +156,7 @@ def test_lab_command_without_a_screen(tmp_path):
     command = lab.lab_command(tmp_path, browser=False, port=8899, extra=["--quiet"])
     assert str(tmp_path / "00_start_here.ipynb") in command
     assert {"--no-browser", "--port=8899", "--quiet"} <= set(command)
+    assert "--LabApp.default_url=/lab/tree/00_start_here.ipynb" in command
     assert command[1:3] == ["-m", "jupyterlab"]
 
 

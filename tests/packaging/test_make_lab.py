@@ -49,6 +49,8 @@ def test_make_lab_serves_the_first_lesson_from_a_fresh_clone(fresh_tree, tmp_pat
     try:
         base = f"http://127.0.0.1:{port}"
         wait_for(f"{base}/api/status?token={TOKEN}", process, log, seconds=420)
+        front = wait_for(f"{base}/?token={TOKEN}", process, log, seconds=30)
+        assert '"treePath": "00_start_here.ipynb"' in front
         lesson = wait_for(f"{base}/api/contents/00_start_here.ipynb?token={TOKEN}", process, log, seconds=10)
         assert '"type": "notebook"' in lesson
         assert str(clone / ".venv") in (clone / ".venv" / "bin" / "vllm-teach").read_text()
@@ -56,3 +58,4 @@ def test_make_lab_serves_the_first_lesson_from_a_fresh_clone(fresh_tree, tmp_pat
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGTERM)
             process.wait(timeout=30)
+        shutil.rmtree(clone)  # over a gigabyte, which pytest would keep for three runs

@@ -57,6 +57,9 @@ def lab_command(folder: Path, *, browser: bool, port: int | None, extra: Sequenc
     if find_spec("jupyterlab") is None:
         raise MissingDependencyError("JupyterLab is not installed: run pip install 'vllm-teach[lab]'.")
     command = [sys.executable, "-m", "jupyterlab", str(folder / FIRST_LESSON), f"--ServerApp.root_dir={folder}"]
+    # The address that a machine without a screen prints leads to the lesson, too; no news dialog lies over it.
+    command += [f"--LabApp.default_url=/lab/tree/{FIRST_LESSON}", "--LabApp.news_url=None"]
+    command += ["--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]
     if not browser:
         command.append("--no-browser")
     if port is not None:
@@ -69,8 +72,6 @@ def lab_command(folder: Path, *, browser: bool, port: int | None, extra: Sequenc
 def open_lab(target: Path | None, *, browser: bool, port: int | None, extra: Sequence[str] = ()) -> None:
     """Replace this process by JupyterLab, so that Ctrl-C and signals reach it directly; never returns."""
     command = lab_command(prepare_lessons(target), browser=browser, port=port, extra=extra)
-    # Kernels inherit it. A browser keeps a small machine busy, and spinning threads then wait for one another.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if os.name == "nt":  # there execv starts a second process and ends this one, and the console loses its child
         raise SystemExit(subprocess.call(command))
     os.execv(command[0], command)
