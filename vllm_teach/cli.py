@@ -116,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     An output whose reader has gone away ends the command in silence with 141, as the shell shows for SIGPIPE.
     """
-    # Read when torch is first imported, below. A spinning OpenMP thread takes the core that others on a busy machine need.
+    # Read when torch is first imported, below. A spinning OpenMP thread takes a core that a busy machine needs.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     _escape_what_the_terminal_lacks()
     try:
