@@ -97,6 +97,7 @@ def test_alone(llm, reference, batched):
     """One prompt at a time: the same tokens as in the batch, or a near tie of the reference."""
     params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
     alone = [llm.generate(prompt, params, use_tqdm=False)[0] for prompt in PROMPTS]
+    assert [len(output.outputs[0].token_ids) for output in alone] == [NEW_TOKENS] * len(PROMPTS)
     # Same tokens, same verdict: only what differs from the batch needs the reference again.
     different = [a for a, b in zip(alone, batched, strict=True) if a.outputs[0].token_ids != b.outputs[0].token_ids]
     judge(reference, different)

@@ -70,7 +70,8 @@ def test_a_damaged_gguf_file_leaves_nothing(home, tmp_path, tiny_gguf):
 
 
 def test_a_gguf_suffix_in_capitals_is_one_too(tmp_path, tiny_gguf):
-    load_model(resolve_model(shutil.copy(tiny_gguf, tmp_path / "TINY.GGUF")))
+    loaded = load_model(resolve_model(shutil.copy(tiny_gguf, tmp_path / "TINY.GGUF")))
+    assert loaded.num_parameters() == load_model(resolve_model(tiny_gguf)).num_parameters()
 
 
 def test_an_empty_name_is_not_the_current_folder(tmp_path, tiny_hf, monkeypatch):
