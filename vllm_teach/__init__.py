@@ -3,16 +3,17 @@
 `import vllm_teach` loads neither torch nor transformers: the names below are imported when first used (PEP 562).
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from vllm_teach import lazy
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "LLM": "vllm_teach.engine.llm",
-    "SamplingParams": "vllm_teach.engine.sampling_params",
-    "RequestOutput": "vllm_teach.engine.outputs",
-    "CompletionOutput": "vllm_teach.engine.outputs",
+    "LLM": "engine.llm",
+    "SamplingParams": "engine.sampling_params",
+    "RequestOutput": "engine.outputs",
+    "CompletionOutput": "engine.outputs",
 }
 
 __all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__"]
@@ -24,9 +25,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return lazy.load(__name__, _HOMES, name)
 
 
 def __dir__() -> list[str]:

@@ -1,5 +1,6 @@
 """Importing the package, and its bookkeeping rooms, loads no tensor library."""
 
+import importlib
 import subprocess
 import sys
 
@@ -19,10 +20,14 @@ def test_import_loads_no_torch(module):
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == ""
 
 
-def test_public_names_are_found_lazily():
-    import vllm_teach
+ROOMS = ["attention", "backends", "engine", "kvcache", "models", "performance", "teaching", "validation"]
 
-    for name in vllm_teach.__all__:
-        assert getattr(vllm_teach, name) is not None
+
+@pytest.mark.parametrize("package", ["vllm_teach", *(f"vllm_teach.{room}" for room in ROOMS)])
+def test_public_names_are_found_lazily(package):
+    module = importlib.import_module(package)
+    assert dir(module) == sorted(module.__all__)
+    for name in module.__all__:
+        assert getattr(module, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        vllm_teach.nothing
+        module.nothing

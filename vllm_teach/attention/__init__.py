@@ -4,8 +4,9 @@ Tensors are `[batch, q_len or kv_len, heads, head_dim]`. Importing this room loa
 imported when first used.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from vllm_teach import lazy
 
 _HOMES = {
     "naive_attention": "reference",
@@ -41,9 +42,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return lazy.load(__name__, _HOMES, name)
 
 
 def __dir__() -> list[str]:

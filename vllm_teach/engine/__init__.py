@@ -3,18 +3,19 @@
 The names below are imported when first used (PEP 562), so that the bookkeeping half can be used without torch.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from vllm_teach import lazy
+
 _HOMES = {
-    "LLM": "vllm_teach.engine.llm",
-    "EngineConfig": "vllm_teach.engine.config",
-    "LLMEngine": "vllm_teach.engine.llm_engine",
-    "SamplingParams": "vllm_teach.engine.sampling_params",
-    "RequestOutput": "vllm_teach.engine.outputs",
-    "CompletionOutput": "vllm_teach.engine.outputs",
-    "Scheduler": "vllm_teach.engine.scheduler",
-    "generate_without_cache": "vllm_teach.engine.uncached",
+    "LLM": "llm",
+    "EngineConfig": "config",
+    "LLMEngine": "llm_engine",
+    "SamplingParams": "sampling_params",
+    "RequestOutput": "outputs",
+    "CompletionOutput": "outputs",
+    "Scheduler": "scheduler",
+    "generate_without_cache": "uncached",
 }
 
 __all__ = [
@@ -39,9 +40,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return lazy.load(__name__, _HOMES, name)
 
 
 def __dir__() -> list[str]:

@@ -3,13 +3,14 @@
 The names below are imported when first used (PEP 562): the bookkeeping needs no torch.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from vllm_teach import lazy
+
 _HOMES = {
-    "ContiguousKVCacheManager": "vllm_teach.kvcache.manager",
-    "Reservation": "vllm_teach.kvcache.manager",
-    "KVStorage": "vllm_teach.kvcache.storage",
+    "ContiguousKVCacheManager": "manager",
+    "Reservation": "manager",
+    "KVStorage": "storage",
 }
 
 __all__ = ["ContiguousKVCacheManager", "KVStorage", "Reservation"]
@@ -20,9 +21,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return lazy.load(__name__, _HOMES, name)
 
 
 def __dir__() -> list[str]:

@@ -4,18 +4,19 @@
 a `Tokenizer`. The names are imported when first used, so that listing models costs no torch import.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from vllm_teach import lazy
+
 _HOMES = {
-    "Decoder": "vllm_teach.models.decoder",
-    "ModelConfig": "vllm_teach.models.config",
-    "Tokenizer": "vllm_teach.models.tokenizer",
-    "fetch_smollm2": "vllm_teach.models.fetch",
-    "full_causal": "vllm_teach.models.attend",
-    "load_model": "vllm_teach.models.load",
-    "load_tokenizer": "vllm_teach.models.tokenizer",
-    "resolve_model": "vllm_teach.models.resolve",
+    "Decoder": "decoder",
+    "ModelConfig": "config",
+    "Tokenizer": "tokenizer",
+    "fetch_smollm2": "fetch",
+    "full_causal": "attend",
+    "load_model": "load",
+    "load_tokenizer": "tokenizer",
+    "resolve_model": "resolve",
 }
 
 __all__ = [
@@ -40,9 +41,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return lazy.load(__name__, _HOMES, name)
 
 
 def __dir__() -> list[str]:

@@ -3,8 +3,9 @@
 The names below are imported when first used, so that `import vllm_teach.performance` loads no torch.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from vllm_teach import lazy
 
 _HOMES = {
     "log_log_slope": "growth",
@@ -52,9 +53,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return lazy.load(__name__, _HOMES, name)
 
 
 def __dir__() -> list[str]:

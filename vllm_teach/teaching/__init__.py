@@ -3,16 +3,17 @@
 Names are imported when first used (PEP 562), so `import vllm_teach.teaching` loads neither torch nor matplotlib.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from vllm_teach import lazy
+
 _HOMES = {
-    "begin": "vllm_teach.teaching.lesson",
-    "check": "vllm_teach.teaching.checks",
-    "list_checks": "vllm_teach.teaching.checks",
-    "explore": "vllm_teach.teaching.widgets",
-    "figure_png": "vllm_teach.teaching.widgets",
-    "twin": "vllm_teach.teaching.widgets",
+    "begin": "lesson",
+    "check": "checks",
+    "list_checks": "checks",
+    "explore": "widgets",
+    "figure_png": "widgets",
+    "twin": "widgets",
 }
 
 __all__ = ["begin", "check", "explore", "figure_png", "list_checks", "twin"]
@@ -24,9 +25,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return lazy.load(__name__, _HOMES, name)
 
 
 def __dir__() -> list[str]:

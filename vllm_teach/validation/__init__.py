@@ -1,7 +1,8 @@
 """The published figures as data, and what was measured set beside them."""
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from vllm_teach import lazy
 
 _HOMES = {
     "Comparison": "comparison",
@@ -22,9 +23,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return lazy.load(__name__, _HOMES, name)
 
 
 def __dir__() -> list[str]:
