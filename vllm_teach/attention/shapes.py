@@ -60,14 +60,19 @@ def check_scale(scale: float | None, head_dim: int) -> float:
     """
     if scale is None:
         return head_dim**-0.5
-    if isinstance(scale, Real) and not isinstance(scale, bool):
+    return check_real("scale", scale, "a finite number, or None for 1/sqrt(head_dim)")
+
+
+def check_real(name: str, value: float, wanted: str = "a finite number") -> float:
+    """Return `value` as a float; raise InvalidArgumentError unless it, the argument `name`, is a finite number."""
+    if isinstance(value, Real) and not isinstance(value, bool):
         try:
-            if math.isfinite(number := float(scale)):
+            if math.isfinite(number := float(value)):
                 return number
         except OverflowError:
             pass  # a whole number beyond the largest float
-    shown = scale if isinstance(scale, float) else f"of type {type(scale).__name__}"
-    raise InvalidArgumentError(f"scale is {shown}; give a finite number, or None for 1/sqrt(head_dim).")
+    shown = value if isinstance(value, float) else f"of type {type(value).__name__}"
+    raise InvalidArgumentError(f"{name} is {shown}; give {wanted}.")
 
 
 def check_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> AttentionShape:
@@ -86,6 +91,20 @@ def check_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> AttentionSha
             raise InvalidArgumentError(
                 f"{name} has shape {list(tensor.shape)}; attention needs [batch, length, heads, head_dim]."
             )
+    check_dtypes_and_devices(q, k, v)
+    batch, q_len, q_heads, head_dim = q.shape
+    kv_batch, kv_len, kv_heads, _ = k.shape
+    if kv_batch != batch:
+        raise InvalidArgumentError(
+            f"k has shape {list(k.shape)} and q {list(q.shape)}; their batch sizes, {kv_batch} and {batch}, "
+            "must be equal."
+        )
+    check_heads(q, k)
+    return AttentionShape(batch, q_len, kv_len, q_heads, kv_heads, head_dim)
+
+
+def check_dtypes_and_devices(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    """Raise InvalidArgumentError unless v is shaped like k and the three share a dtype to compute in and a device."""
     if not q.dtype.is_floating_point or q.element_size() < 2:
         raise InvalidArgumentError(f"q has dtype {q.dtype}; use float16, bfloat16, float32 or float64.")
     if v.shape != k.shape:
@@ -96,13 +115,12 @@ def check_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> AttentionSha
         if tensor.device != q.device:
             raise InvalidArgumentError(f"{name} is on {tensor.device} and q on {q.device}; move one to the other.")
 
-    batch, q_len, q_heads, head_dim = q.shape
-    kv_batch, kv_len, kv_heads, kv_head_dim = k.shape
+
+def check_heads(q: torch.Tensor, k: torch.Tensor) -> None:
+    """Raise InvalidArgumentError unless the last two sizes of q and k, heads and head_dim, fit together."""
+    (q_heads, head_dim), (kv_heads, kv_head_dim) = q.shape[-2:], k.shape[-2:]
     both = f"k has shape {list(k.shape)} and q {list(q.shape)}"
-    if kv_batch != batch:
-        raise InvalidArgumentError(f"{both}; their batch sizes, {kv_batch} and {batch}, must be equal.")
     if kv_head_dim != head_dim or head_dim == 0:
         raise InvalidArgumentError(f"{both}; their last sizes, {kv_head_dim} and {head_dim}, must be equal and not 0.")
     if kv_heads == 0 or q_heads == 0 or q_heads % kv_heads:
         raise InvalidArgumentError(f"{both}; the {q_heads} heads of q must be a multiple of the {kv_heads} of k.")
-    return AttentionShape(batch, q_len, kv_len, q_heads, kv_heads, head_dim)

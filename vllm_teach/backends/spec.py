@@ -3,29 +3,67 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Literal, Protocol, Unpack
 
-from vllm_teach.attention.shapes import AttentionShape
+import torch
 
-if TYPE_CHECKING:
-    import torch
+from vllm_teach.attention.layout import Layout, Paged, check_layout
+from vllm_teach.attention.patterns.base import Pattern
+from vllm_teach.attention.shapes import AttentionShape, check_qkv
+from vllm_teach.attention.variant import Variant, VariantArguments
 
 
 @dataclass(frozen=True)
 class AttentionSpec(AttentionShape):
     """One attention call without its tensors: everything that decides which backends can serve it.
 
-    `device` is the device's type ("cpu", "cuda"). `window`: see `Backend.run`.
+    With a layout, `batch` is the number of sequences and `q_len`, `kv_len` are those of the longest. `device` is the
+    device's type ("cpu", "cuda"). `pattern` holds the causal mask and the window too; None shows all keys. `alibi` and
+    `dropout` say whether the call has them, `block_size` the tokens of a block when `layout` is "paged".
     """
 
     dtype: torch.dtype
     device: str = "cpu"
-    causal: bool = False
-    window: int | None = None
+    pattern: Pattern | None = None
+    softcap: float = 0.0
+    alibi: bool = False
+    dropout: bool = False
+    layout: Literal["dense", "varlen", "paged"] = "dense"
+    block_size: int | None = None
+    requires_grad: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        layout: Layout | None = None,
+        **arguments: Unpack[VariantArguments],
+    ) -> AttentionSpec:
+        """Return the spec of a call. Raises InvalidArgumentError when its arguments do not fit together."""
+        shape = check_qkv(q, k, v) if layout is None else check_layout(q, k, v, layout).shape
+        variant = Variant.of(shape, q.device, **arguments)
+        kind: Literal["dense", "varlen", "paged"] = "dense"
+        if layout is not None:
+            kind = "paged" if isinstance(layout, Paged) else "varlen"
+        return cls(
+            **vars(shape),
+            dtype=q.dtype,
+            device=q.device.type,
+            pattern=variant.pattern,
+            softcap=variant.softcap,
+            alibi=variant.alibi_slopes is not None,
+            dropout=variant.dropout_p > 0,
+            layout=kind,
+            block_size=k.shape[1] if kind == "paged" else None,
+            requires_grad=torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad),
+        )
 
 
 class Backend(Protocol):
-    """One attention implementation. Each module of this room but `spec`, `blind_rows` and `windows` is one."""
+    """One attention implementation: a module of this room with these four names."""
 
     @property
     def name(self) -> str:
@@ -43,17 +81,16 @@ class Backend(Protocol):
         k: torch.Tensor,
         v: torch.Tensor,
         *,
-        causal: bool = False,
-        scale: float | None = None,
-        window: int | None = None,
+        layout: Layout | None = None,
+        **arguments: Unpack[VariantArguments],
     ) -> torch.Tensor:
-        """Return the attention output, of q's shape `[batch, q_len, q_heads, head_dim]`.
+        """Return the attention output, of q's shape and dtype; nothing is mutated.
 
-        Causal masks are aligned bottom-right, and a row that sees no key gives 0, whatever the library underneath
-        does. `window` narrows a causal mask to the last `window` keys, the query's own token's included. `scale` is a
-        finite number, by default 1/sqrt(head_dim). A NaN in v may spread to rows that it is hidden from, as 0 · NaN is
-        NaN: naive and sdpa spread it, tiled does not for the tiles that it skips.
+        Without `layout`, q is `[batch, q_len, q_heads, head_dim]`; see `attention.layout` for the others, and
+        `attention.variant.Variant` for the keyword arguments. Masks are aligned bottom-right, and a row that sees no
+        key gives 0, whatever the library underneath does. A NaN in v may spread to rows that it is hidden from, as
+        0 · NaN is NaN; what lies behind a sequence's last key in a paged cache never does.
 
-        Raises InvalidArgumentError when the arguments do not fit together or the backend has no window, and
-        MissingDependencyError when the library is not installed.
+        Raises InvalidArgumentError when the arguments do not fit together or the backend does not support them, and
+        MissingDependencyError when its library is not installed.
         """

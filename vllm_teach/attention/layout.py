@@ -1,0 +1,164 @@
+"""How the tokens of many sequences lie in memory: behind one another (varlen), or in the blocks of a cache (paged).
+
+Without a layout, tensors are `[batch, length, heads, head_dim]` and all sequences of a batch are equally long. With
+one, q is flat: `[total_q, q_heads, head_dim]`, the queries of all sequences behind one another without padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from vllm_teach.attention.shapes import AttentionShape, check_dtypes_and_devices, check_heads
+from vllm_teach.errors import InvalidArgumentError
+
+
+@dataclass(frozen=True, eq=False)
+class Varlen:
+    """Sequence i owns the rows cu_seqlens_q[i] … cu_seqlens_q[i + 1] of q, and likewise those of k and v.
+
+    Both are int32 `[sequences + 1]`, start with 0, never fall, and end with the number of rows. A sequence may be
+    empty on either side. k and v are `[total_k, kv_heads, head_dim]`.
+    """
+
+    cu_seqlens_q: torch.Tensor
+    cu_seqlens_k: torch.Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Paged:
+    """Keys and values lie in the blocks of a cache; sequence i's logical block b is physical block block_table[i, b].
+
+    `cu_seqlens_q` is as in `Varlen`; `block_table` is int32 `[sequences, most blocks of one]`; `kv_lens` is int32
+    `[sequences]`, how many keys each sequence has. k and v are `[num_blocks, block_size, kv_heads, head_dim]`. Slots
+    and table entries behind a sequence's last key may hold anything, NaN too: they are not read.
+    """
+
+    cu_seqlens_q: torch.Tensor
+    block_table: torch.Tensor
+    kv_lens: torch.Tensor
+
+
+Layout = Varlen | Paged
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """The sizes of a call: `q_starts` has one entry more than there are sequences, `kv_lens` one for each."""
+
+    shape: AttentionShape  # batch is the number of sequences; q_len and kv_len are the longest
+    q_starts: tuple[int, ...]
+    kv_lens: tuple[int, ...]
+
+    def shape_of(self, index: int) -> AttentionShape:
+        """Return the sizes of one sequence, as a batch of 1."""
+        q_len = self.q_starts[index + 1] - self.q_starts[index]
+        s = self.shape
+        return AttentionShape(1, q_len, self.kv_lens[index], s.q_heads, s.kv_heads, s.head_dim)
+
+
+def check_layout(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout) -> Sequences:
+    """Return the sizes of the sequences of `layout`, which q, k and v must fit. Reads the layout's tensors.
+
+    Raises InvalidArgumentError, naming the argument and what it should be, when they do not fit.
+    """
+    if not isinstance(layout, Varlen | Paged):
+        raise InvalidArgumentError(f"layout is of type {type(layout).__name__}; give a Varlen, a Paged or None.")
+    paged = isinstance(layout, Paged)
+    ranks = {"q": (q, "[total_q, q_heads, head_dim]", 3)}
+    kv = ("[num_blocks, block_size, kv_heads, head_dim]", 4) if paged else ("[total_k, kv_heads, head_dim]", 3)
+    ranks |= {"k": (k, *kv), "v": (v, *kv)}
+    for name, (tensor, wanted, rank) in ranks.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise InvalidArgumentError(f"{name} is of type {type(tensor).__name__}; give a tensor {wanted}.")
+        if tensor.dim() != rank:
+            raise InvalidArgumentError(
+                f"{name} has shape {list(tensor.shape)}; with {type(layout).__name__} it must be {wanted}."
+            )
+    check_dtypes_and_devices(q, k, v)
+    check_heads(q, k)
+    starts = _starts("cu_seqlens_q", layout.cu_seqlens_q, len(q))
+    q_lens = [end - start for start, end in zip(starts, starts[1:], strict=False)]
+    if isinstance(layout, Paged):
+        kv_lens = _paged_lengths(layout, k, len(q_lens))
+    else:
+        k_starts = _starts("cu_seqlens_k", layout.cu_seqlens_k, len(k))
+        if len(k_starts) != len(starts):
+            raise InvalidArgumentError(
+                f"cu_seqlens_k describes {len(k_starts) - 1} sequences and cu_seqlens_q {len(q_lens)}; make them equal."
+            )
+        kv_lens = [end - start for start, end in zip(k_starts, k_starts[1:], strict=False)]
+    shape = AttentionShape(
+        len(q_lens), max(q_lens, default=0), max(kv_lens, default=0), q.shape[-2], k.shape[-2], q.shape[-1]
+    )
+    return Sequences(shape, tuple(starts), tuple(kv_lens))
+
+
+def each_sequence(
+    k: torch.Tensor, v: torch.Tensor, layout: Layout, sequences: Sequences
+) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
+    """Yield, for each sequence, its rows of q and its keys and values `[kv_len, kv_heads, head_dim]`.
+
+    Those of a Varlen are views; those of a Paged are gathered from their blocks, which copies them.
+    """
+    k_start = 0
+    for index, kv_len in enumerate(sequences.kv_lens):
+        rows = slice(sequences.q_starts[index], sequences.q_starts[index + 1])
+        if isinstance(layout, Varlen):
+            yield rows, k[k_start : k_start + kv_len], v[k_start : k_start + kv_len]
+            k_start += kv_len
+        else:
+            blocks = layout.block_table[index, : -(-kv_len // k.shape[1])].long()
+            yield rows, k[blocks].flatten(0, 1)[:kv_len], v[blocks].flatten(0, 1)[:kv_len]
+
+
+def _starts(name: str, starts: torch.Tensor, total: int) -> list[int]:
+    """Return the tensor `starts`, the argument `name`, as a list; its last entry must be `total`."""
+    _check_int32(name, starts, 1)
+    values = starts.tolist()
+    falls = any(end < start for start, end in zip(values, values[1:], strict=False))
+    if not values or values[0] != 0 or falls or values[-1] != total:
+        raise InvalidArgumentError(
+            f"{name} is {_shorten(values)}; it must start with 0, never fall and end with {total}, the number of rows."
+        )
+    return values
+
+
+def _paged_lengths(layout: Paged, k: torch.Tensor, sequences: int) -> list[int]:
+    _check_int32("kv_lens", layout.kv_lens, 1)
+    _check_int32("block_table", layout.block_table, 2)
+    num_blocks, block_size = k.shape[:2]
+    if block_size == 0:
+        raise InvalidArgumentError(f"k has shape {list(k.shape)}; its blocks must hold at least one key.")
+    for name, tensor in (("kv_lens", layout.kv_lens), ("block_table", layout.block_table)):
+        if len(tensor) != sequences:
+            raise InvalidArgumentError(
+                f"{name} has shape {list(tensor.shape)}; its first size must be {sequences}, the number of sequences."
+            )
+    kv_lens = layout.kv_lens.tolist()
+    room = layout.block_table.shape[1] * block_size
+    for kv_len, table in zip(kv_lens, layout.block_table.tolist(), strict=True):
+        if not 0 <= kv_len <= room:
+            raise InvalidArgumentError(
+                f"kv_lens holds {kv_len}; block_table has room for 0 to {room} keys "
+                f"({layout.block_table.shape[1]} blocks of {block_size})."
+            )
+        for block in table[: -(-kv_len // block_size)]:
+            if not 0 <= block < num_blocks:
+                raise InvalidArgumentError(f"block_table holds {block}; k has the blocks 0 to {num_blocks - 1}.")
+    return kv_lens
+
+
+def _check_int32(name: str, tensor: torch.Tensor, rank: int) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise InvalidArgumentError(f"{name} is of type {type(tensor).__name__}; give an int32 tensor.")
+    if tensor.dtype != torch.int32 or tensor.dim() != rank:
+        raise InvalidArgumentError(
+            f"{name} has dtype {tensor.dtype} and shape {list(tensor.shape)}; give int32 with {rank} dimension(s)."
+        )
+
+
+def _shorten(values: list[int]) -> str:
+    return str(values) if len(values) <= 8 else f"[{', '.join(map(str, values[:4]))}, …, {values[-1]}]"
