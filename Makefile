@@ -12,7 +12,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	"$$p" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null && { echo "$$p"; break; }; done)
 
-.PHONY: lab test lint notebooks clean
+.PHONY: lab test test-plain lint notebooks clean
 
 lab: $(VENV)/.lab-installed
 	$(BIN)/vllm-teach fetch
@@ -23,6 +23,12 @@ test: $(VENV)/.dev-installed
 	$(BIN)/python -m vllm_teach.teaching.notebooks build --check
 	$(BIN)/python -m pytest tests
 	$(BIN)/python -m vllm_teach.teaching.notebooks compare
+
+# What an older processor, and a machine without a compiler, run instead of the fastest path.
+PLAIN_TESTS = $(BIN)/python -m pytest -q tests/attention tests/kernels tests/backends
+test-plain: $(VENV)/.dev-installed
+	ATEN_CPU_CAPABILITY=avx2 $(PLAIN_TESTS)
+	env -u CC -u CXX PATH="$(abspath $(BIN))" $(PLAIN_TESTS)
 
 lint: $(VENV)/.dev-installed
 	$(BIN)/ruff check .

@@ -1,6 +1,7 @@
-"""The command line: `vllm-teach info | fetch | lab | generate`. Each command imports only what it needs."""
+"""The command line, `vllm-teach COMMAND`: each command imports only what it needs."""
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -69,6 +70,34 @@ def run_generate(arguments: argparse.Namespace) -> None:
     _write("")
 
 
+def run_tune(arguments: argparse.Namespace) -> None:
+    """Measure which attention backend is fastest here at which size; the policy "measured" reads the result."""
+    from vllm_teach.backends.tuning import tune
+
+    _write(tune(progress=not arguments.quiet))
+
+
+def run_bench_attention(arguments: argparse.Namespace) -> None:
+    """Measure the attention backends against each other and print the table."""
+    from vllm_teach.performance.attention_bench import bench_attention, format_bench
+
+    bench = bench_attention(
+        rounds=arguments.rounds,
+        device=arguments.device,
+        scale=8 if arguments.quick else 1,
+        progress=not arguments.quiet,
+    )
+    if arguments.json:
+        arguments.json.write_text(json.dumps(bench.to_json(), indent=1) + "\n", encoding="utf-8")
+    _write(format_bench(bench))
+
+
+def _count(text: str) -> int:
+    if text.isascii() and text.isdigit() and int(text) >= 1:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is no number of rounds: give a whole number from 1")
+
+
 def _port(text: str) -> int:
     if text.isascii() and text.isdigit() and len(text) <= 5 and 1 <= int(text) <= 65535:
         return int(text)
@@ -108,6 +137,19 @@ def build_parser() -> argparse.ArgumentParser:
     generate.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"])
     generate.add_argument("--device", default="auto")
     generate.set_defaults(run=run_generate)
+
+    tune = commands.add_parser("tune", help="measure once which attention backend is fastest here at which size")
+    tune.add_argument("--quiet", action="store_true", help="no progress bar")
+    tune.set_defaults(run=run_tune)
+
+    bench = commands.add_parser("bench", help="measure: attention").add_subparsers(required=True, metavar="WHAT")
+    attention = bench.add_parser("attention", help="time and memory of the attention backends, as ratios of one run")
+    attention.add_argument("--rounds", type=_count, default=7, help="each backend runs once a round (default: 7)")
+    attention.add_argument("--device", default="cpu")
+    attention.add_argument("--quick", action="store_true", help="an eighth of the lengths, for a first look")
+    attention.add_argument("--json", type=Path, metavar="FILE", help="write the figures and where they come from, too")
+    attention.add_argument("--quiet", action="store_true", help="no progress bar")
+    attention.set_defaults(run=run_bench_attention)
     return parser
 
 

@@ -1,1 +1,15 @@
-"""Triton kernels, each with its specification in a few lines of PyTorch beside it."""
+"""Triton kernels, each with its specification in a few lines of PyTorch beside it.
+
+They run on a CUDA device, or on the CPU in Triton's interpreter when TRITON_INTERPRET=1 is set before one of these
+modules is imported (not in bfloat16, which the interpreter rounds towards zero). Importing one raises
+MissingDependencyError where Triton is not installed.
+"""
+
+from vllm_teach.errors import MissingDependencyError
+
+try:
+    import triton  # noqa: F401  # once here, so that each module below can import it plainly
+except ImportError as error:
+    raise MissingDependencyError(
+        "The package triton is not installed; pip install 'vllm-teach[gpu]' installs it on Linux."
+    ) from error

@@ -3,22 +3,13 @@
 A textbook softmax passes over its row three times: for the largest element, for the sum, and to write. The online
 recurrence (Milakov and Gimelshein, arXiv 1805.02867, algorithm 3) gets the first two in one pass, and takes a row of
 any length, as only one tile of it is held at a time. `vllm_teach.attention.online_softmax` is the same with values.
-
-The kernel runs on a CUDA device, or on the CPU in Triton's interpreter when TRITON_INTERPRET=1 is set before this
-module is imported (not in bfloat16, which the interpreter rounds towards zero).
 """
 
 import torch
+import triton
+import triton.language as tl
 
-from vllm_teach.errors import InvalidArgumentError, MissingDependencyError
-
-try:
-    import triton
-    import triton.language as tl
-except ImportError as error:
-    raise MissingDependencyError(
-        "The package triton is not installed; pip install 'vllm-teach[gpu]' installs it on Linux."
-    ) from error
+from vllm_teach.errors import InvalidArgumentError
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 

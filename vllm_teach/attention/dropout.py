@@ -14,27 +14,41 @@ _WEYL = (0x9E3779B9, 0xBB67AE85)  # what the key grows by in each round
 _ROUNDS = 10
 _LOW_32 = 0xFFFFFFFF
 
+# How many pairs are drawn in one go: their int64 words then stay in a CPU's cache.
+_PAIRS_AT_ONCE = 1 << 17
+
 
 def philox(seed: int, c0: torch.Tensor, c1: torch.Tensor, c2: torch.Tensor) -> torch.Tensor:
     """Return the first of Philox4x32-10's four words for the counter (c0, c1, c2, 0), int64 in [0, 2³²).
 
-    The counters are int64 in [0, 2³²) and broadcast against each other; the 64-bit `seed` is the key.
+    The counters are int64 in [0, 2³²) and broadcast against each other; the 64-bit `seed` is the key. They are
+    broadcast only as the rounds mix them, so the first two rounds cost little where each varies along its own axis.
     """
-    x0, x1, x2, x3 = torch.broadcast_tensors(c0, c1, c2, torch.zeros_like(c0))
+    x0, x1, x2, x3 = c0, c1, c2, torch.zeros_like(c2)
     key0, key1 = seed & _LOW_32, seed >> 32 & _LOW_32
-    for _ in range(_ROUNDS):
+    for _ in range(_ROUNDS - 1):
         high0, low0 = _multiply(_MULTIPLIERS[0], x0)
         high1, low1 = _multiply(_MULTIPLIERS[1], x2)
-        x0, x1, x2, x3 = high1 ^ x1 ^ key0, low1, high0 ^ x3 ^ key1, low0
+        x0, x1, x2, x3 = _xor(high1, x1, key0), low1, _xor(high0, x3, key1), low0
         key0, key1 = key0 + _WEYL[0] & _LOW_32, key1 + _WEYL[1] & _LOW_32
-    return x0
+    return _xor(_multiply(_MULTIPLIERS[1], x2)[0], x1, key0)  # all that the first word needs of the last round
 
 
 def _multiply(a: int, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the high and the low 32 bits of a * x, by halves of x, as int64 cannot hold the product."""
-    low, high = a * (x & 0xFFFF), a * (x >> 16)  # each below 2**48
-    middle = (low >> 16) + high
-    return middle >> 16, (middle & 0xFFFF) << 16 | low & 0xFFFF
+    """Return the high and the low 32 bits of a * x, both new.
+
+    int64 cannot hold the product, but it holds (a - 2³²) * x, as both multipliers are at least 2³¹. That has the same
+    low half, and a high half that is smaller by x.
+    """
+    product = (a - (1 << 32)) * x
+    low = product & _LOW_32
+    return product.bitwise_right_shift_(32).add_(x), low
+
+
+def _xor(fresh: torch.Tensor, x: torch.Tensor, key: int) -> torch.Tensor:
+    """Return fresh ^ x ^ key, broadcast; in the place of `fresh` where that has the result's shape."""
+    mixed = fresh.bitwise_xor_(x) if x.shape == fresh.shape else fresh ^ x
+    return mixed.bitwise_xor_(key)
 
 
 def dropout_threshold(p: float) -> int:
@@ -57,8 +71,10 @@ def keep_mask(
     device = batch_heads.device
     query = torch.arange(*rows, device=device)[None, :, None]
     key = torch.arange(*keys, device=device)[None, None, :]
-    word = philox(seed, key, query, batch_heads[:, None, None])
-    return (word >> 8) >= dropout_threshold(p)
+    pairs = (rows[1] - rows[0]) * (keys[1] - keys[0])
+    parts = batch_heads.split(max(1, _PAIRS_AT_ONCE // max(1, pairs)))
+    least = dropout_threshold(p) << 8  # of the whole word: its upper 24 bits are not below the threshold
+    return torch.cat([philox(seed, key, query, part[:, None, None]) >= least for part in parts])
 
 
 def check_dropout(p: float, seed: int | None) -> int:

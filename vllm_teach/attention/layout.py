@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 
@@ -80,7 +81,7 @@ def check_layout(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layo
     check_dtypes_and_devices(q, k, v)
     check_heads(q, k)
     starts = _starts("cu_seqlens_q", layout.cu_seqlens_q, len(q))
-    q_lens = [end - start for start, end in zip(starts, starts[1:], strict=False)]
+    q_lens = [end - start for start, end in pairwise(starts)]
     if isinstance(layout, Paged):
         kv_lens = _paged_lengths(layout, k, len(q_lens))
     else:
@@ -89,7 +90,7 @@ def check_layout(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layo
             raise InvalidArgumentError(
                 f"cu_seqlens_k describes {len(k_starts) - 1} sequences and cu_seqlens_q {len(q_lens)}; make them equal."
             )
-        kv_lens = [end - start for start, end in zip(k_starts, k_starts[1:], strict=False)]
+        kv_lens = [end - start for start, end in pairwise(k_starts)]
     shape = AttentionShape(
         len(q_lens), max(q_lens, default=0), max(kv_lens, default=0), q.shape[-2], k.shape[-2], q.shape[-1]
     )
@@ -118,7 +119,7 @@ def _starts(name: str, starts: torch.Tensor, total: int) -> list[int]:
     """Return the tensor `starts`, the argument `name`, as a list; its last entry must be `total`."""
     _check_int32(name, starts, 1)
     values = starts.tolist()
-    falls = any(end < start for start, end in zip(values, values[1:], strict=False))
+    falls = any(end < start for start, end in pairwise(values))
     if not values or values[0] != 0 or falls or values[-1] != total:
         raise InvalidArgumentError(
             f"{name} is {_shorten(values)}; it must start with 0, never fall and end with {total}, the number of rows."

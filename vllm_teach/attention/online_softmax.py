@@ -51,11 +51,14 @@ class SoftmaxState:
         )
 
 
-def update(state: SoftmaxState, scores_tile: torch.Tensor, value_tile: torch.Tensor) -> SoftmaxState:
+def update(
+    state: SoftmaxState, scores_tile: torch.Tensor, value_tile: torch.Tensor, keep: torch.Tensor | None = None
+) -> SoftmaxState:
     """Return `state` after one more tile of keys; the arguments are not changed.
 
     `scores_tile` is `[..., rows, tile]` (-inf where a row may not see a key) and `value_tile` is
-    `[..., tile, value_dim]`. Both are computed with in the state's dtype, whatever their own.
+    `[..., tile, value_dim]`. Both are computed with in the state's dtype, whatever their own. `keep` is dropout's bool
+    mask, shaped like the scores: what it drops is left out of acc, and stays in l.
     """
     if scores_tile.shape[-1] == 0:
         return state  # the largest of no scores does not exist
@@ -64,10 +67,11 @@ def update(state: SoftmaxState, scores_tile: torch.Tensor, value_tile: torch.Ten
     shift = _finite(m)
     p = torch.exp(scores - shift[..., None])  # [..., rows, tile], each at most 1
     rescale = torch.exp(state.m - shift)  # [..., rows]; 0 where the row had seen nothing
+    kept = p if keep is None else p * keep
     return SoftmaxState(
         m=m,
         l=state.l * rescale + p.sum(dim=-1),
-        acc=state.acc * rescale[..., None] + p @ value_tile.to(p.dtype),
+        acc=state.acc * rescale[..., None] + kept @ value_tile.to(p.dtype),
     )
 
 

@@ -4,13 +4,24 @@
 implementations report it as they go, so that what is counted is what ran, and `naive_traffic` and `tiled_traffic` add
 it up without running anything. The first takes microseconds at any size. The second goes over the q tiles, a few
 microseconds for each and so milliseconds for 131,072 tokens in tiles of 128; the tiles of keys are multiplied out.
+With a pattern it asks for the tile map first, which takes longer the first time. The backward passes: see
+`backward_traffic`. Not counted: ALiBi's slopes, one number a head; masks that are computed from indices; dropout, which
+draws its mask again.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from vllm_teach.attention.shapes import AttentionShape, check_count
 from vllm_teach.counters import Tally
 from vllm_teach.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    import torch
+
+    from vllm_teach.attention.patterns.base import Pattern
 
 # A GPU's matrix units multiply 16 x 16 pieces: a narrower tile of keys would leave them idle.
 _NARROWEST_TILE_K = 16
@@ -57,28 +68,50 @@ def choose_tile(head_dim: int, input_bytes: int, fast_memory_bytes: int) -> tupl
     )
 
 
+Span = tuple[int, int]  # (first, end) indices of the queries or keys of one tile
+
+
 def tile_pairs(
-    shape: AttentionShape, causal: bool, tile_q: int, tile_k: int
-) -> Iterator[tuple[tuple[int, int], list[tuple[int, int]]]]:
-    """Yield each q tile as (start, end) with the k tiles, likewise, of which it sees at least one key.
+    shape: AttentionShape, pattern: Pattern | None, tile_q: int, tile_k: int
+) -> Iterator[tuple[Span, list[tuple[Span, int]]]]:
+    """Yield each q tile as (first, end) with the k tiles, likewise, of which it sees a key, and the `TileKind` of each.
 
-    Under a causal mask the tiles beyond the diagonal are left out.
+    EMPTY tiles are left out. A FULL tile needs no mask, a PARTIAL one does; without a pattern all are FULL.
 
-    Raises InvalidArgumentError when a tile is not positive.
+    Raises InvalidArgumentError when a tile is not positive or the pattern is not defined for these lengths.
     """
-    check_count("tile_k", tile_k, 1)
-    for q_start, q_end, keys_seen in _q_tiles(shape, causal, tile_q):
-        k_tiles = [(k_start, min(k_start + tile_k, shape.kv_len)) for k_start in range(0, keys_seen, tile_k)]
-        yield (q_start, q_end), k_tiles
+    kinds = tile_kinds(shape, pattern, tile_q, tile_k)
+    k_spans = cut(shape.kv_len, tile_k)
+    for rows, row_kinds in zip(cut(shape.q_len, tile_q), kinds.tolist(), strict=True):
+        yield rows, [(keys, kind) for keys, kind in zip(k_spans, row_kinds, strict=True) if kind]
 
 
-def _q_tiles(shape: AttentionShape, causal: bool, tile_q: int) -> Iterator[tuple[int, int, int]]:
-    """Yield each q tile as (start, end, how many keys, from the first on, its last query sees)."""
+def key_tile_pairs(
+    shape: AttentionShape, pattern: Pattern | None, tile_q: int, tile_k: int
+) -> Iterator[tuple[Span, list[tuple[Span, int]]]]:
+    """Yield the same tile pairs as `tile_pairs`, but for each k tile the q tiles that see a key of it."""
+    kinds = tile_kinds(shape, pattern, tile_q, tile_k)
+    q_spans = cut(shape.q_len, tile_q)
+    for keys, key_kinds in zip(cut(shape.kv_len, tile_k), kinds.T.tolist(), strict=True):
+        yield keys, [(rows, kind) for rows, kind in zip(q_spans, key_kinds, strict=True) if kind]
+
+
+def tile_kinds(shape: AttentionShape, pattern: Pattern | None, tile_q: int, tile_k: int) -> torch.Tensor:
+    """Return `Pattern.tile_map`, int8 `[q tiles, k tiles]`; without a pattern every tile is FULL."""
+    import torch
+
+    from vllm_teach.attention.patterns.base import TileKind
+
     check_count("tile_q", tile_q, 1)
-    for q_start in range(0, shape.q_len, tile_q):
-        q_end = min(q_start + tile_q, shape.q_len)
-        # The last query, number q_end - 1, sees the keys below q_end + causal_offset.
-        yield q_start, q_end, max(0, min(shape.kv_len, q_end + shape.causal_offset)) if causal else shape.kv_len
+    check_count("tile_k", tile_k, 1)
+    if pattern is not None:
+        return pattern.tile_map(shape.q_len, shape.kv_len, tile_q, tile_k)
+    return torch.full((-(-shape.q_len // tile_q), -(-shape.kv_len // tile_k)), TileKind.FULL, dtype=torch.int8)
+
+
+def cut(length: int, tile: int) -> list[Span]:
+    """Return the (first, end) indices of the tiles of one axis; the last one may be short."""
+    return [(start, min(start + tile, length)) for start in range(0, length, tile)]
 
 
 def naive_steps(
@@ -156,26 +189,38 @@ def tiled_traffic(
     head_dim: int,
     input_bytes: int,
     causal: bool = False,
+    pattern: Pattern | None = None,
     tile_q: int = 128,
     tile_k: int = 128,
     fast_memory_bytes: int = 100 * 1024,
 ) -> Tally:
     """Return the work of the tiled forward: Q read once, K and V once per visited tile pair, O and lse written once.
 
+    `causal` and `pattern` hide together what either of them hides; tile pairs that they empty cost nothing.
     Raises InvalidArgumentError for a size that cannot be.
     """
+    from vllm_teach.attention.variant import merge_masks
+
     shape = AttentionShape(batch, q_len, kv_len, q_heads, kv_heads, head_dim)
-    for name, value in (("input_bytes", input_bytes), ("tile_k", tile_k), ("fast_memory_bytes", fast_memory_bytes)):
+    for name, value in (("input_bytes", input_bytes), ("fast_memory_bytes", fast_memory_bytes)):
         check_count(name, value, 1)
+    visited = tile_kinds(shape, merge_masks(causal, pattern=pattern), tile_q, tile_k) != 0  # 0 is EMPTY
     tally = Tally(fast_memory_bytes=fast_memory_bytes)
-    for q_start, q_end, keys_seen in _q_tiles(shape, causal, tile_q):
-        rows = q_end - q_start
-        pairs = -(-keys_seen // tile_k)
-        if pairs:  # all alike but the last, which may end where the keys do
-            last = min(pairs * tile_k, kv_len) - (pairs - 1) * tile_k
-            whole_step = tile_pair_step(shape, input_bytes, rows, tile_k, tile_q, tile_k)
-            last_step = tile_pair_step(shape, input_bytes, rows, last, tile_q, tile_k)
-            tally.charge("tiled.pairs", whole_step, times=pairs - 1)
-            tally.charge("tiled.pairs", last_step)
-        tally.charge("tiled.queries", q_tile_step(shape, input_bytes, rows))
+    for (q_start, q_end), counts in zip(cut(q_len, tile_q), tile_counts(visited, kv_len, tile_k), strict=True):
+        for keys, times in counts:
+            step = tile_pair_step(shape, input_bytes, q_end - q_start, keys, tile_q, tile_k)
+            tally.charge("tiled.pairs", step, times=times)
+        tally.charge("tiled.queries", q_tile_step(shape, input_bytes, q_end - q_start))
     return tally
+
+
+def tile_counts(visited: torch.Tensor, length: int, tile: int) -> list[list[tuple[int, int]]]:
+    """Return, for each row of bool `[rows, tiles]`, the sizes of its visited tiles, each with how often it occurs.
+
+    The tiles cut an axis of `length`: all are of size `tile` but the last, which may be short.
+    """
+    if length == 0:
+        return [[] for _ in visited]
+    short = length % tile or tile
+    whole, last = visited[:, :-1].sum(1).tolist(), visited[:, -1].tolist()
+    return [[(size, n) for size, n in ((tile, a), (short, int(b))) if n] for a, b in zip(whole, last, strict=True)]

@@ -19,6 +19,7 @@ _MODULES = {
     "naive": "vllm_teach.backends.naive",
     "tiled": "vllm_teach.backends.tiled",
     "sdpa": "vllm_teach.backends.sdpa",
+    "flex": "vllm_teach.backends.flex",
     "flash_attn": "vllm_teach.backends.flash_attn",
     "xformers": "vllm_teach.backends.xformers",
 }

@@ -1,11 +1,14 @@
 """The formula with the whole score matrix in memory: slow, and always right."""
 
+from typing import Unpack
+
 import torch
 
+from vllm_teach.attention.layout import Layout
 from vllm_teach.attention.reference import naive_attention
-from vllm_teach.attention.shapes import check_qkv
+from vllm_teach.attention.sequencewise import attend_sequences
+from vllm_teach.attention.variant import VariantArguments
 from vllm_teach.backends.spec import AttentionSpec
-from vllm_teach.backends.windows import hiding_window, windowed_mask
 
 name = "naive"
 
@@ -25,12 +28,10 @@ def run(
     k: torch.Tensor,
     v: torch.Tensor,
     *,
-    causal: bool = False,
-    scale: float | None = None,
-    window: int | None = None,
+    layout: Layout | None = None,
+    **arguments: Unpack[VariantArguments],
 ) -> torch.Tensor:
     """Return the attention output; see `spec.Backend.run`."""
-    shape = check_qkv(q, k, v)
-    window = hiding_window(window, causal, shape.kv_len)
-    mask = None if window is None else windowed_mask(shape.q_len, shape.kv_len, window, q.device)
-    return naive_attention(q, k, v, causal=causal, scale=scale, mask=mask)
+    if layout is not None:
+        return attend_sequences(naive_attention, q, k, v, layout, **arguments)
+    return naive_attention(q, k, v, **arguments)

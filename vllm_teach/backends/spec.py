@@ -43,12 +43,25 @@ class AttentionSpec(AttentionShape):
         **arguments: Unpack[VariantArguments],
     ) -> AttentionSpec:
         """Return the spec of a call. Raises InvalidArgumentError when its arguments do not fit together."""
+        return cls.with_variant(q, k, v, layout=layout, **arguments)[0]
+
+    @classmethod
+    def with_variant(
+        cls,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        layout: Layout | None = None,
+        **arguments: Unpack[VariantArguments],
+    ) -> tuple[AttentionSpec, Variant]:
+        """Return the spec of a call and its checked variant, from one look at the arguments. Raises as `of`."""
         shape = check_qkv(q, k, v) if layout is None else check_layout(q, k, v, layout).shape
         variant = Variant.of(shape, q.device, **arguments)
         kind: Literal["dense", "varlen", "paged"] = "dense"
         if layout is not None:
             kind = "paged" if isinstance(layout, Paged) else "varlen"
-        return cls(
+        spec = cls(
             **vars(shape),
             dtype=q.dtype,
             device=q.device.type,
@@ -60,6 +73,7 @@ class AttentionSpec(AttentionShape):
             block_size=k.shape[1] if kind == "paged" else None,
             requires_grad=torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad),
         )
+        return spec, variant
 
 
 class Backend(Protocol):

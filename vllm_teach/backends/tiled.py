@@ -1,11 +1,14 @@
 """FlashAttention's loop written in PyTorch: the memory of FlashAttention, at the speed of a Python loop."""
 
+from typing import Unpack
+
 import torch
 
-from vllm_teach.attention.shapes import check_qkv
-from vllm_teach.attention.tiled import flash_attention_forward
+from vllm_teach.attention.layout import Layout
+from vllm_teach.attention.sequencewise import attend_sequences
+from vllm_teach.attention.tiled import flash_attention
+from vllm_teach.attention.variant import VariantArguments
 from vllm_teach.backends.spec import AttentionSpec
-from vllm_teach.backends.windows import no_window, refuse_window
 
 name = "tiled"
 
@@ -16,8 +19,8 @@ def unavailable() -> str | None:
 
 
 def supports(spec: AttentionSpec) -> str | None:
-    """It serves every call but one with a sliding window."""
-    return no_window(name, spec.window, spec.kv_len)
+    """It serves every call."""
+    return None
 
 
 def run(
@@ -25,10 +28,10 @@ def run(
     k: torch.Tensor,
     v: torch.Tensor,
     *,
-    causal: bool = False,
-    scale: float | None = None,
-    window: int | None = None,
+    layout: Layout | None = None,
+    **arguments: Unpack[VariantArguments],
 ) -> torch.Tensor:
     """Return the attention output; see `spec.Backend.run`."""
-    refuse_window(name, window, causal, check_qkv(q, k, v).kv_len)
-    return flash_attention_forward(q, k, v, causal=causal, scale=scale)[0]
+    if layout is not None:
+        return attend_sequences(flash_attention, q, k, v, layout, **arguments)
+    return flash_attention(q, k, v, **arguments)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 
 from vllm_teach import backends
+from vllm_teach.attention.variant import merge_masks
 from vllm_teach.backends.spec import AttentionSpec
 from vllm_teach.engine.config import EngineConfig
 from vllm_teach.engine.device import kv_cache_budget
 from vllm_teach.errors import InvalidArgumentError
+from vllm_teach.models.attend import window_size
 from vllm_teach.models.config import ModelConfig
 
 
@@ -28,8 +30,7 @@ def check_limits(config: EngineConfig, shape: ModelConfig, dtype: torch.dtype, d
         head_dim=shape.head_dim,
         dtype=dtype,
         device=device.type,
-        causal=True,
-        window=shape.sliding_window if any(shape.sliding_layers) else None,
+        pattern=merge_masks(True, window_size(shape.sliding_window if any(shape.sliding_layers) else None)),
     )
     reason = backend.unavailable() or backend.supports(spec)
     if reason is not None:

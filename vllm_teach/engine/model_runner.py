@@ -9,7 +9,7 @@ from vllm_teach import backends
 from vllm_teach.engine.sampler import sample
 from vllm_teach.engine.scheduler import Plan, StepResult
 from vllm_teach.kvcache.storage import KVStorage
-from vllm_teach.models.attend import Attend
+from vllm_teach.models.attend import Attend, window_size
 from vllm_teach.models.decoder import Decoder
 
 
@@ -68,4 +68,4 @@ class ModelRunner:
 
     def _attend_one(self, q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
         """Attend within one sequence: q `[1, q_len, q_heads, head_dim]`, k and v `[1, kv_len, kv_heads, head_dim]`."""
-        return self._backend.run(q, k, v, causal=True, scale=q.shape[-1] ** -0.5, window=window)
+        return self._backend.run(q, k, v, causal=True, window_size=window_size(window))

@@ -12,6 +12,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from vllm_teach.attention.shapes import check_count
+
 
 class Attend(Protocol):
     """What a decoder layer calls to let its tokens read one another."""
@@ -29,8 +31,8 @@ def full_causal(backend: str = "sdpa") -> Attend:
     """Return an `attend` for ONE sequence without a cache: every token sees itself and all tokens before it.
 
     `backend` names an attention implementation of `vllm_teach.backends`. Raises InvalidArgumentError for an unknown
-    name, and when called with a window that the backend does not have. Nothing is stored: each call computes from the
-    k and v it is given.
+    name, and when called with what the backend does not support. Nothing is stored: each call computes from the k and
+    v it is given.
     """
     from vllm_teach import backends
 
@@ -38,6 +40,14 @@ def full_causal(backend: str = "sdpa") -> Attend:
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, *, window: int | None = None) -> Tensor:
         q, k, v = q[None], k[None], v[None]  # one sequence: [1, len, heads, head_dim]
-        return implementation.run(q, k, v, causal=True, scale=q.shape[-1] ** -0.5, window=window)[0]
+        return implementation.run(q, k, v, causal=True, window_size=window_size(window))[0]
 
     return attend
+
+
+def window_size(window: int | None) -> tuple[int, int]:
+    """Return FlashAttention's (left, right) for a causal window of `window` keys, the query's own among them.
+
+    Raises InvalidArgumentError when `window` is not positive.
+    """
+    return (-1, -1) if window is None else (check_count("window", window, 1) - 1, 0)

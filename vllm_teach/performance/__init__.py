@@ -15,6 +15,8 @@ _HOMES = {
     "MemoryTrace": "memory",
     "peak_memory": "memory",
     "trace_memory": "memory",
+    "Race": "side_by_side",
+    "race": "side_by_side",
     "attainable": "roofline",
     "Point": "roofline",
     "LayerShape": "shares",
@@ -30,6 +32,7 @@ __all__ = [
     "Machine",
     "MemoryTrace",
     "Point",
+    "Race",
     "Rate",
     "Share",
     "Timing",
@@ -39,6 +42,7 @@ __all__ = [
     "measure_share",
     "measure_this_machine",
     "peak_memory",
+    "race",
     "time_median",
     "trace_memory",
 ]
@@ -49,6 +53,7 @@ if TYPE_CHECKING:
     from vllm_teach.performance.memory import MemoryTrace, peak_memory, trace_memory
     from vllm_teach.performance.roofline import Point, attainable
     from vllm_teach.performance.shares import LayerShape, Share, flop_share, measure_share
+    from vllm_teach.performance.side_by_side import Race, race
     from vllm_teach.performance.timing import Timing, time_median
 
 

@@ -40,7 +40,7 @@ def time_median(
     """
     check_calls("repeats", repeats, 1, "measures nothing")
     check_calls("warmup", warmup, 0, "is no number of calls")
-    once = _time_on_gpu if device_name(device, "clock").startswith("cuda") else _time_on_cpu
+    once = stopwatch(device_name(device, "clock"))
     for _ in range(warmup):
         fn()
     return Timing.of([once(fn) for _ in range(repeats)])
@@ -69,6 +69,11 @@ def device_name(device: "str | torch.device", meter: str) -> str:
     if int(index or 0) >= count:
         raise InvalidArgumentError(f"device={text!r} is not there, as PyTorch sees {count} CUDA devices: use 'cpu'.")
     return text
+
+
+def stopwatch(device: str) -> Callable[[Callable[[], object]], float]:
+    """Return what runs a function once and tells its seconds on `device`, a name from `device_name`."""
+    return _time_on_gpu if device.startswith("cuda") else _time_on_cpu
 
 
 def _time_on_cpu(fn: Callable[[], object]) -> float:

@@ -8,46 +8,35 @@ position when there are more queries than keys.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from enum import IntEnum
 from functools import lru_cache
 
 import torch
 
+from vllm_teach.attention.patterns.tiles import (
+    Spans,
+    TileKind,
+    classify_by_diagonal,
+    kinds_of_pairs,
+    look,
+    opposite,
+    overlap,
+)
 from vllm_teach.attention.shapes import check_count
 
-# How many (query, key) pairs are looked at in one go: bounds the memory of a map over a long sequence.
-_PAIRS_AT_ONCE = 1 << 22
+# (q_pos, k_pos) -> bool, as `Pattern.sees`
+Rule = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
-
-class TileKind(IntEnum):
-    """What a pattern leaves of one tile: nothing, some pairs, or all of them."""
-
-    EMPTY = 0
-    PARTIAL = 1
-    FULL = 2
-
-
-@dataclass(frozen=True)
-class Spans:
-    """The tiles of one axis: `first` and `last` position of each, both inclusive, int64 `[tiles]`."""
-
-    first: torch.Tensor
-    last: torch.Tensor
-
-    @classmethod
-    def cut(cls, length: int, tile: int, offset: int) -> Spans:
-        """Cut `length` positions, the first of which is `offset`, into tiles; the last one may be short."""
-        first = torch.arange(0, length, tile)
-        return cls(first + offset, torch.clamp(first + tile, max=length) - 1 + offset)
-
-    def __len__(self) -> int:
-        return len(self.first)
+# The tiles in which `density` counts: large enough for few of them, small enough for most to be EMPTY or FULL.
+_COUNTING_TILE = 128
 
 
 class Pattern(ABC):
-    """Which keys a query may see. Immutable and hashable; combine patterns with `&`, `|` and `~`."""
+    """Which keys a query may see. Immutable and hashable; combine patterns with `&`, `|` and `~`.
+
+    A new pattern needs only `sees`. With `by_diagonal` or a `classify` of its own, its tile maps come cheaper.
+    """
 
     @abstractmethod
     def sees(self, q_pos: torch.Tensor, k_pos: torch.Tensor) -> torch.Tensor:
@@ -56,19 +45,45 @@ class Pattern(ABC):
         Both are int64 and broadcast against each other; the result is bool, of the broadcast shape, on their device.
         """
 
+    def rule(self, device: torch.device) -> Rule:
+        """Return `sees` for positions on `device`, with whatever it looks up already there.
+
+        A compiler that traces the result finds tensors in it and no Python that would make them.
+        """
+        return self.sees
+
+    @property
+    def by_diagonal(self) -> bool:
+        """Whether `sees` depends on k_pos - q_pos alone, so that one answer holds for a whole diagonal."""
+        return False
+
     def classify(self, queries: Spans, keys: Spans) -> torch.Tensor:
         """Return what is known of each tile without looking at its pairs, int8 `[q tiles, k tiles]` of `TileKind`.
 
-        EMPTY and FULL must be certain. PARTIAL means "look": `tile_map` goes through the pairs of such a tile.
+        EMPTY, PARTIAL and FULL must be certain; at an UNKNOWN tile, `tile_map` looks.
         """
-        return torch.full((len(queries), len(keys)), TileKind.PARTIAL, dtype=torch.int8)
+        if self.by_diagonal:
+            return classify_by_diagonal(self, queries, keys)
+        return torch.full((len(queries), len(keys)), int(TileKind.UNKNOWN), dtype=torch.int8)
 
-    def check_lengths(self, q_len: int, kv_len: int) -> None:
-        """Raise InvalidArgumentError when the pattern is not defined for such lengths; most are for all."""
+    def check_lengths(self, q_len: int, kv_len: int) -> None:  # noqa: B027 - most patterns have nothing to check
+        """Raise InvalidArgumentError when the pattern is not defined for such lengths, which are whole numbers from 0.
+
+        To be overridden; most patterns are defined for all lengths. Callers use `check`.
+        """
+
+    def check(self, q_len: int, kv_len: int) -> None:
+        """Raise InvalidArgumentError when a length is negative, or the pattern not defined for the two."""
+        check_count("q_len", q_len, 0)
+        check_count("kv_len", kv_len, 0)
+        self.check_lengths(q_len, kv_len)
 
     def mask(self, q_len: int, kv_len: int, device: torch.device | str = "cpu") -> torch.Tensor:
-        """Return bool `[q_len, kv_len]`, True where query i may see key j."""
-        self._check(q_len, kv_len)
+        """Return bool `[q_len, kv_len]`, True where query i may see key j.
+
+        Raises InvalidArgumentError when a length is negative or the pattern not defined here.
+        """
+        self.check(q_len, kv_len)
         return self.tile_mask((0, q_len), (0, kv_len), kv_len - q_len, device)
 
     def tile_mask(
@@ -78,6 +93,11 @@ class Pattern(ABC):
 
         `offset` is kv_len - q_len of the whole attention.
         """
+        if self.by_diagonal and rows[0] < rows[1] and keys[0] < keys[1]:
+            # Each row is the one above it, moved right by one: windows into one line of answers.
+            ahead = torch.arange(keys[0] - (rows[1] - 1 + offset), keys[1] - (rows[0] + offset), device=device)
+            line = self.sees(torch.zeros_like(ahead), ahead)  # [rows + keys - 1]
+            return line.unfold(0, keys[1] - keys[0], 1).flip(0)
         q_pos = torch.arange(*rows, device=device) + offset
         k_pos = torch.arange(*keys, device=device)
         return self.sees(q_pos[:, None], k_pos[None, :])
@@ -90,27 +110,21 @@ class Pattern(ABC):
 
         Raises InvalidArgumentError when a length is negative, a tile not positive, or the pattern not defined here.
         """
-        self._check(q_len, kv_len)
+        self.check(q_len, kv_len)
         check_count("tile_q", tile_q, 1)
         check_count("tile_k", tile_k, 1)
         return _tile_map(self, int(q_len), int(kv_len), int(tile_q), int(tile_k))
 
     def density(self, q_len: int, kv_len: int) -> float:
-        """Return the share of all q_len * kv_len pairs that are visible; 0 where there are none."""
-        self._check(q_len, kv_len)
+        """Return the share of all q_len * kv_len pairs that are visible; 0 where there are none.
+
+        Raises InvalidArgumentError when a length is negative or the pattern not defined here.
+        """
+        self.check(q_len, kv_len)
         if q_len == 0 or kv_len == 0:
             return 0.0
-        rows_at_once = max(1, _PAIRS_AT_ONCE // kv_len)
-        seen = 0
-        for start in range(0, q_len, rows_at_once):
-            rows = (start, min(start + rows_at_once, q_len))
-            seen += int(self.tile_mask(rows, (0, kv_len), kv_len - q_len).sum())
-        return seen / (q_len * kv_len)
-
-    def _check(self, q_len: int, kv_len: int) -> None:
-        check_count("q_len", q_len, 0)
-        check_count("kv_len", kv_len, 0)
-        self.check_lengths(q_len, kv_len)
+        count = _count_by_diagonal if self.by_diagonal else _count_by_tile
+        return count(self, int(q_len), int(kv_len)) / (q_len * kv_len)
 
     def __and__(self, other: Pattern) -> Pattern:
         return Both(self, other) if isinstance(other, Pattern) else NotImplemented
@@ -122,49 +136,85 @@ class Pattern(ABC):
         return Hidden(self)
 
 
-@dataclass(frozen=True)
-class Both(Pattern):
-    """`a & b`: the keys that both patterns show."""
+class DiagonalPattern(Pattern):
+    """A pattern that asks only how far a key lies ahead of the query: the same at every position."""
 
+    @abstractmethod
+    def sees_ahead(self, ahead: torch.Tensor) -> torch.Tensor:
+        """Return, elementwise, whether a query may see the key `ahead` = k_pos - q_pos places after it."""
+
+    def sees(self, q_pos: torch.Tensor, k_pos: torch.Tensor) -> torch.Tensor:
+        """See `Pattern.sees`."""
+        return self.sees_ahead(k_pos - q_pos)
+
+    @property
+    def by_diagonal(self) -> bool:
+        """True."""
+        return True
+
+
+@dataclass(frozen=True)
+class _Pair(Pattern):
     a: Pattern
     b: Pattern
+
+    @property
+    def by_diagonal(self) -> bool:
+        """Two patterns that are constant along diagonals are so together."""
+        return self.a.by_diagonal and self.b.by_diagonal
+
+    def check_lengths(self, q_len: int, kv_len: int) -> None:
+        """See `Pattern.check_lengths`."""
+        self.a.check_lengths(q_len, kv_len)
+        self.b.check_lengths(q_len, kv_len)
+
+
+class Both(_Pair):
+    """`a & b`: the keys that both patterns show."""
 
     def sees(self, q_pos: torch.Tensor, k_pos: torch.Tensor) -> torch.Tensor:
         """See `Pattern.sees`."""
         return self.a.sees(q_pos, k_pos) & self.b.sees(q_pos, k_pos)
 
+    def rule(self, device: torch.device) -> Rule:
+        """See `Pattern.rule`."""
+        a, b = self.a.rule(device), self.b.rule(device)
+        return lambda q_pos, k_pos: a(q_pos, k_pos) & b(q_pos, k_pos)
+
     def classify(self, queries: Spans, keys: Spans) -> torch.Tensor:
-        """Two partial tiles may share no pair: that stays PARTIAL here, and `tile_map` looks."""
-        return torch.minimum(self.a.classify(queries, keys), self.b.classify(queries, keys))
+        """See `Pattern.classify` and `overlap`."""
+        if self.by_diagonal:
+            return classify_by_diagonal(self, queries, keys)
+        return overlap(self.a.classify(queries, keys), self.b.classify(queries, keys))
 
-    def check_lengths(self, q_len: int, kv_len: int) -> None:
-        """See `Pattern.check_lengths`."""
-        self.a.check_lengths(q_len, kv_len)
-        self.b.check_lengths(q_len, kv_len)
+    def __repr__(self) -> str:
+        return f"({self.a!r} & {self.b!r})"
 
 
-@dataclass(frozen=True)
-class Either(Pattern):
+class Either(_Pair):
     """`a | b`: the keys that at least one pattern shows."""
-
-    a: Pattern
-    b: Pattern
 
     def sees(self, q_pos: torch.Tensor, k_pos: torch.Tensor) -> torch.Tensor:
         """See `Pattern.sees`."""
         return self.a.sees(q_pos, k_pos) | self.b.sees(q_pos, k_pos)
 
+    def rule(self, device: torch.device) -> Rule:
+        """See `Pattern.rule`."""
+        a, b = self.a.rule(device), self.b.rule(device)
+        return lambda q_pos, k_pos: a(q_pos, k_pos) | b(q_pos, k_pos)
+
     def classify(self, queries: Spans, keys: Spans) -> torch.Tensor:
-        """Two partial tiles may make a full one together: that stays PARTIAL here, and `tile_map` looks."""
-        return torch.maximum(self.a.classify(queries, keys), self.b.classify(queries, keys))
+        """What `a | b` hides is what both hide: see `Pattern.classify` and `overlap`."""
+        if self.by_diagonal:
+            return classify_by_diagonal(self, queries, keys)
+        hidden = overlap(opposite(self.a.classify(queries, keys)), opposite(self.b.classify(queries, keys)))
+        return opposite(hidden)
 
-    def check_lengths(self, q_len: int, kv_len: int) -> None:
-        """See `Pattern.check_lengths`."""
-        self.a.check_lengths(q_len, kv_len)
-        self.b.check_lengths(q_len, kv_len)
+    def __repr__(self) -> str:
+        return f"({self.a!r} | {self.b!r})"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Hidden(Pattern):
     """`~a`: the keys that the pattern hides."""
 
@@ -174,34 +224,53 @@ class Hidden(Pattern):
         """See `Pattern.sees`."""
         return ~self.a.sees(q_pos, k_pos)
 
+    def rule(self, device: torch.device) -> Rule:
+        """See `Pattern.rule`."""
+        a = self.a.rule(device)
+        return lambda q_pos, k_pos: ~a(q_pos, k_pos)
+
+    @property
+    def by_diagonal(self) -> bool:
+        """As the pattern itself."""
+        return self.a.by_diagonal
+
     def classify(self, queries: Spans, keys: Spans) -> torch.Tensor:
         """EMPTY and FULL change places."""
-        return TileKind.FULL - self.a.classify(queries, keys)
+        return opposite(self.a.classify(queries, keys))
 
     def check_lengths(self, q_len: int, kv_len: int) -> None:
         """See `Pattern.check_lengths`."""
         self.a.check_lengths(q_len, kv_len)
 
+    def __repr__(self) -> str:
+        return f"~{self.a!r}"
+
 
 @lru_cache(maxsize=256)
 def _tile_map(pattern: Pattern, q_len: int, kv_len: int, tile_q: int, tile_k: int) -> torch.Tensor:
-    offset = kv_len - q_len
-    queries, keys = Spans.cut(q_len, tile_q, offset), Spans.cut(kv_len, tile_k, 0)
-    kinds = pattern.classify(queries, keys).clone()
-    for tiles in _batches(torch.nonzero(kinds == TileKind.PARTIAL), max(1, _PAIRS_AT_ONCE // (tile_q * tile_k))):
-        q_pos = queries.first[tiles[:, 0], None] + torch.arange(tile_q)  # [tiles, tile_q]
-        k_pos = keys.first[tiles[:, 1], None] + torch.arange(tile_k)  # [tiles, tile_k]
-        real = (q_pos <= queries.last[tiles[:, 0], None])[:, :, None] & (k_pos <= keys.last[tiles[:, 1], None])[:, None]
-        # A short tile's missing rows and keys are clamped into it, so that no pattern meets a position out of range.
-        q_pos = torch.minimum(q_pos, queries.last[tiles[:, 0], None])
-        k_pos = torch.minimum(k_pos, keys.last[tiles[:, 1], None])
-        visible = pattern.sees(q_pos[:, :, None], k_pos[:, None, :])  # [tiles, tile_q, tile_k]
-        full = (visible | ~real).all(dim=2).all(dim=1)
-        empty = ~(visible & real).any(dim=2).any(dim=1)
-        found = torch.where(full, int(TileKind.FULL), torch.where(empty, int(TileKind.EMPTY), int(TileKind.PARTIAL)))
-        kinds[tiles[:, 0], tiles[:, 1]] = found.to(torch.int8)
-    return kinds
+    found = pattern.classify(Spans.cut(q_len, tile_q, kv_len - q_len), Spans.cut(kv_len, tile_k, 0)).clone()
+    unknown = torch.nonzero(found == TileKind.UNKNOWN)  # [tiles, 2]
+    looked = [kinds_of_pairs(*pairs) for pairs in look(pattern, unknown, q_len, kv_len, tile_q, tile_k)]
+    if looked:
+        found[unknown[:, 0], unknown[:, 1]] = torch.cat(looked)
+    return found
 
 
-def _batches(tiles: torch.Tensor, size: int) -> Iterator[torch.Tensor]:
-    yield from tiles.split(size) if len(tiles) else ()
+def _count_by_diagonal(pattern: Pattern, q_len: int, kv_len: int) -> int:
+    """The visible pairs: those on each visible diagonal k - q, which the matrix's borders cut off at both ends."""
+    ahead = torch.arange(-kv_len + 1, q_len)  # the last query stands at kv_len - 1, the first at kv_len - q_len
+    first_key = torch.clamp(ahead + kv_len - q_len, min=0)
+    last_key = torch.clamp(ahead + kv_len - 1, max=kv_len - 1)
+    on_diagonal = last_key - first_key + 1
+    return int(on_diagonal[pattern.sees(torch.zeros_like(ahead), ahead)].sum())
+
+
+def _count_by_tile(pattern: Pattern, q_len: int, kv_len: int) -> int:
+    """The visible pairs: all of each FULL tile, and those found in PARTIAL ones."""
+    tile = _COUNTING_TILE
+    found = pattern.tile_map(q_len, kv_len, tile, tile)
+    rows = torch.clamp(q_len - torch.arange(0, q_len, tile), max=tile)  # of each query tile
+    keys = torch.clamp(kv_len - torch.arange(0, kv_len, tile), max=tile)
+    full = int((rows[:, None] * keys[None, :])[found == TileKind.FULL].sum())
+    partial = torch.nonzero(found == TileKind.PARTIAL)
+    return full + sum(int((seen & real).sum()) for seen, real in look(pattern, partial, q_len, kv_len, tile, tile))

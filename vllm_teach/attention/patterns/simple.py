@@ -1,4 +1,4 @@
-"""Patterns that a rule on two positions describes: causal, local window, and what is like them."""
+"""Patterns that are the same at every position: a rule on how far a key lies ahead of the query."""
 
 from __future__ import annotations
 
@@ -6,19 +6,13 @@ from dataclasses import dataclass
 
 import torch
 
-from vllm_teach.attention.patterns.base import Pattern, Spans, TileKind
+from vllm_teach.attention.patterns.base import DiagonalPattern
+from vllm_teach.attention.shapes import check_count
 from vllm_teach.errors import InvalidArgumentError
 
 
-def kinds(empty: torch.Tensor, full: torch.Tensor) -> torch.Tensor:
-    """Return int8 tile kinds from two bool maps that exclude each other; neither of them is PARTIAL."""
-    return torch.where(empty, int(TileKind.EMPTY), torch.where(full, int(TileKind.FULL), int(TileKind.PARTIAL))).to(
-        torch.int8
-    )
-
-
 @dataclass(frozen=True)
-class LocalWindow(Pattern):
+class LocalWindow(DiagonalPattern):
     """A query sees the `left` keys before its own position, its own, and the `right` keys after it; -1: all of them.
 
     This is FlashAttention's `window_size=(left, right)`, both inclusive. A window of w keys that includes the query's
@@ -33,37 +27,59 @@ class LocalWindow(Pattern):
             if isinstance(value, bool) or not isinstance(value, int) or value < -1:
                 raise InvalidArgumentError(f"{name} is {value!r}; give how many keys are seen there, or -1 for all.")
 
-    def sees(self, q_pos: torch.Tensor, k_pos: torch.Tensor) -> torch.Tensor:
-        """See `Pattern.sees`."""
-        ahead = k_pos - q_pos
+    def sees_ahead(self, ahead: torch.Tensor) -> torch.Tensor:
+        """See `DiagonalPattern.sees_ahead`."""
         seen = torch.ones_like(ahead, dtype=torch.bool)
         if self.left >= 0:
-            seen &= ahead >= -self.left
+            seen = seen & (ahead >= -self.left)
         if self.right >= 0:
-            seen &= ahead <= self.right
+            seen = seen & (ahead <= self.right)
         return seen
-
-    def classify(self, queries: Spans, keys: Spans) -> torch.Tensor:
-        """Exact: a tile's pairs lie between its two corners on the diagonals k - q."""
-        lowest = keys.first[None, :] - queries.last[:, None]  # the least k - q in the tile
-        highest = keys.last[None, :] - queries.first[:, None]
-        empty = torch.zeros_like(lowest, dtype=torch.bool)
-        full = ~empty
-        if self.left >= 0:
-            empty, full = empty | (highest < -self.left), full & (lowest >= -self.left)
-        if self.right >= 0:
-            empty, full = empty | (lowest > self.right), full & (highest <= self.right)
-        return kinds(empty, full)
 
 
 @dataclass(frozen=True)
-class Causal(Pattern):
+class Causal(DiagonalPattern):
     """A query sees its own position and all before it: the mask of every autoregressive model."""
 
-    def sees(self, q_pos: torch.Tensor, k_pos: torch.Tensor) -> torch.Tensor:
-        """See `Pattern.sees`."""
-        return k_pos <= q_pos
+    def sees_ahead(self, ahead: torch.Tensor) -> torch.Tensor:
+        """See `DiagonalPattern.sees_ahead`."""
+        return ahead <= 0
 
-    def classify(self, queries: Spans, keys: Spans) -> torch.Tensor:
-        """Exact: see `LocalWindow.classify`."""
-        return LocalWindow(-1, 0).classify(queries, keys)
+
+@dataclass(frozen=True)
+class Banded(DiagonalPattern):
+    """A query sees its own position, and `width` keys on either side that lie `dilation` places apart.
+
+    Key j is seen by query i when |j - i| <= width * dilation and j - i is a multiple of `dilation`: the dilated
+    sliding window of Longformer (arXiv 2004.05150, section 3.1). With dilation 1 it is `LocalWindow(width, width)`.
+    For text generation take `Banded(…) & Causal()`.
+    """
+
+    width: int
+    dilation: int = 1
+
+    def __post_init__(self) -> None:
+        check_count("width", self.width, 0)
+        check_count("dilation", self.dilation, 1)
+
+    def sees_ahead(self, ahead: torch.Tensor) -> torch.Tensor:
+        """See `DiagonalPattern.sees_ahead`."""
+        return (ahead.abs() <= self.width * self.dilation) & (ahead % self.dilation == 0)
+
+
+@dataclass(frozen=True)
+class Strided(DiagonalPattern):
+    """A query sees every `stride`-th key, counted from its own position, on both sides.
+
+    One of the two heads of the Sparse Transformer's strided attention (arXiv 1904.10509, section 4.3); the other one
+    sees the last `stride` keys. In one pattern: `(Strided(s) | LocalWindow(s)) & Causal()`.
+    """
+
+    stride: int
+
+    def __post_init__(self) -> None:
+        check_count("stride", self.stride, 1)
+
+    def sees_ahead(self, ahead: torch.Tensor) -> torch.Tensor:
+        """See `DiagonalPattern.sees_ahead`."""
+        return ahead % self.stride == 0

@@ -1,0 +1,87 @@
+// From scores to probabilities for one block of ROWS rows and one tile of keys, with the online softmax carried along.
+//
+// Scores are kept in base 2: exp(s) = 2^(s * log2 e), which saves a multiplication for each score, as s has to be
+// multiplied by the scale anyway.
+#pragma once
+
+#include "functions.h"
+#include "pack.h"
+
+constexpr float LOG2_E = 1.4426950408889634f;
+constexpr int SCORE_VECTORS = TILE_KEYS / LANES;
+
+// What the online softmax remembers of a row: see vllm_teach.attention.online_softmax.
+struct RowState {
+    Floats sum;         // the sum of 2^(score - largest), lane by lane: the lanes are added up at the end, once
+    float largest;      // the largest score so far; -inf before the first
+    int32_t position;   // the query's position among the keys
+    float slope;        // ALiBi's, times log2 e
+};
+
+// Which keys of the tile a row may see: those in [first, last], and of them those whose byte is not 0.
+struct RowMask {
+    int32_t first, last;
+    const uint8_t* bytes;  // [TILE_KEYS]; null: all
+};
+
+// What stands between q k^T and the softmax, beyond the scale; see vllm_teach.attention.scores.
+struct ScoreRule {
+    float scale;       // times log2 e
+    float softcap;     // times log2 e; 0: none
+    float cap_scale;   // scale / softcap, what tanh's argument is multiplied by
+    bool alibi;
+};
+
+// scores[TILE_KEYS] := softcap, ALiBi and mask of q k^T, in base 2. `first_key` is the tile's.
+inline void modify_scores(float* scores, const ScoreRule& rule, const RowState& row, int64_t first_key, RowMask mask) {
+    for (int i = 0; i < SCORE_VECTORS; ++i) {
+        Floats s = load<Floats>(scores + i * LANES);
+        s = rule.softcap != 0 ? tanh(s * rule.cap_scale) * rule.softcap : s * rule.scale;
+        const Ints key = lane_numbers() + i * LANES;
+        if (rule.alibi) {
+            const Floats ahead = __builtin_convertvector(key + int32_t(first_key - row.position), Floats);
+            s -= as_floats(as_ints(ahead) & 0x7fffffff) * row.slope;
+        }
+        Ints visible = (key >= mask.first) & (key <= mask.last);
+        if (mask.bytes) visible &= __builtin_convertvector(load<Bytes>(mask.bytes + i * LANES), Ints) != 0;
+        store(scores + i * LANES, visible ? s : spread(-INFINITE));
+    }
+}
+
+inline void store_probabilities(float* to, const Floats* p) {
+    for (int i = 0; i < SCORE_VECTORS; ++i) store(to + i * LANES, p[i]);
+}
+
+#if defined(__AVX512BF16__)
+inline void store_probabilities(uint32_t* to, const Floats* p) {
+    for (int i = 0; i < SCORE_VECTORS; i += 2)  // two vectors become one of 16 pairs
+        store(to + i / 2 * LANES, (Words)_mm512_cvtne2ps_pbh((__m512)p[i + 1], (__m512)p[i]));
+}
+#endif
+
+// scores[TILE_KEYS] * scale -> probabilities relative to the row's largest score so far, which may rise. Returns the
+// factor by which what was summed before must be multiplied.
+template <class Element>
+inline float update_row(const float* scores, float scale, RowState& row, Element* probabilities) {
+    Floats s[SCORE_VECTORS];
+    Floats top = spread(-INFINITE);
+#pragma GCC unroll 16
+    for (int i = 0; i < SCORE_VECTORS; ++i) {
+        s[i] = load<Floats>(scores + i * LANES) * scale;
+        top = larger(top, s[i]);
+    }
+    const float before = row.largest;
+    const float now = largest_lane(larger(spread(before), top));
+    const float shift = now == -INFINITE ? 0 : now;  // with no key seen, -inf - -inf would be NaN
+    Floats sum{};
+#pragma GCC unroll 16
+    for (int i = 0; i < SCORE_VECTORS; ++i) {
+        s[i] = exp2_nonpositive(s[i] - shift);
+        sum += s[i];
+    }
+    store_probabilities(probabilities, s);
+    row.largest = now;
+    const float keep = now == before ? 1.0f : exp2_nonpositive(spread(before - shift))[0];
+    row.sum = row.sum * keep + sum;
+    return keep;
+}

@@ -1,0 +1,104 @@
+// Vectors of the machine's width, and what they can do. The rest of the kernel is written with these alone, and so
+// compiles for every instruction set: GCC and Clang turn + and * on them into the instructions of the target.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#if defined(__AVX512F__)
+constexpr int VECTOR_BYTES = 64;  // 32 registers
+#elif defined(__AVX2__)
+constexpr int VECTOR_BYTES = 32;  // 16 registers
+#else
+constexpr int VECTOR_BYTES = 16;  // SSE2, NEON and others
+#endif
+constexpr int LANES = VECTOR_BYTES / 4;
+
+typedef float Floats __attribute__((vector_size(VECTOR_BYTES)));
+typedef int32_t Ints __attribute__((vector_size(VECTOR_BYTES)));
+typedef uint32_t Words __attribute__((vector_size(VECTOR_BYTES)));
+typedef uint16_t Halves __attribute__((vector_size(VECTOR_BYTES / 2)));
+typedef uint8_t Bytes __attribute__((vector_size(VECTOR_BYTES / 4)));
+
+constexpr float INFINITE = __builtin_inff();
+
+// Read or write a whole vector at any address; memcpy of a fixed size becomes one instruction.
+template <class Vector>
+inline Vector load(const void* from) {
+    Vector vector;
+    std::memcpy(&vector, from, sizeof vector);
+    return vector;
+}
+
+template <class Vector>
+inline void store(void* to, Vector vector) {
+    std::memcpy(to, &vector, sizeof vector);
+}
+
+// The same value in all lanes. x - 0 is x for every x; x + 0 is not for -0, and would cost an addition.
+inline Floats spread(float x) { return x - Floats{}; }
+inline Ints spread(int32_t x) { return x - Ints{}; }
+inline Words spread(uint32_t x) { return x - Words{}; }
+
+inline Floats as_floats(Ints bits) { return (Floats)bits; }
+inline Ints as_ints(Floats floats) { return (Ints)floats; }
+
+// The larger of two, lane by lane; the second where one of them is NaN. The one instruction maxps does just this.
+inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
+
+// 0, 1, 2, ... in the lanes.
+template <int... I>
+inline Ints count_up(std::integer_sequence<int, I...>) {
+    return Ints{I...};
+}
+inline Ints lane_numbers() { return count_up(std::make_integer_sequence<int, LANES>{}); }
+
+// SHUFFLE(a, b, i...): lane n of the result is lane i_n of a, or lane i_n - LANES of b.
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector)
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#endif
+#endif
+#ifndef SHUFFLE  // GCC before 12
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, Ints{__VA_ARGS__})
+#endif
+
+template <int DISTANCE, int... I>
+inline Floats lanes_at_distance(Floats a, std::integer_sequence<int, I...>) {
+    return SHUFFLE(a, a, (I ^ DISTANCE)...);
+}
+
+// The largest lane and the sum of all lanes, by halves.
+template <int DISTANCE = LANES / 2>
+inline float largest_lane(Floats a) {
+    a = larger(a, lanes_at_distance<DISTANCE>(a, std::make_integer_sequence<int, LANES>{}));
+    if constexpr (DISTANCE > 1) return largest_lane<DISTANCE / 2>(a);
+    return a[0];
+}
+
+template <int DISTANCE = LANES / 2>
+inline float sum_of_lanes(Floats a) {
+    a += lanes_at_distance<DISTANCE>(a, std::make_integer_sequence<int, LANES>{});
+    if constexpr (DISTANCE > 1) return sum_of_lanes<DISTANCE / 2>(a);
+    return a[0];
+}
+
+// One step of a transposition: of each pair of rows DISTANCE apart, swap the off-diagonal squares of that size.
+template <int DISTANCE, int... I>
+inline void swap_squares(Words* rows, std::integer_sequence<int, I...>) {
+#pragma GCC unroll 16
+    for (int r = 0; r < LANES; ++r) {
+        if (r & DISTANCE) continue;
+        Words a = rows[r], b = rows[r + DISTANCE];
+        rows[r] = SHUFFLE(a, b, (I & DISTANCE ? LANES + I - DISTANCE : I)...);
+        rows[r + DISTANCE] = SHUFFLE(a, b, (I & DISTANCE ? LANES + I : I + DISTANCE)...);
+    }
+}
+
+// Transpose LANES vectors in place: log2(LANES) rounds of swaps, in registers.
+template <int DISTANCE = LANES / 2>
+inline void transpose(Words* rows) {
+    swap_squares<DISTANCE>(rows, std::make_integer_sequence<int, LANES>{});
+    if constexpr (DISTANCE > 1) transpose<DISTANCE / 2>(rows);
+}

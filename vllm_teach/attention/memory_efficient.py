@@ -1,0 +1,145 @@
+"""xFormers' `memory_efficient_attention`, by its names and meaning, on any device, computed by `chunked_attention`.
+
+xFormers (https://github.com/facebookresearch/xformers) made the paper's idea into CUDA kernels, and gave it this
+interface. Its own attention has had no CPU path since version 0.0.22.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from vllm_teach.attention.attn_bias.base import AttentionBias
+from vllm_teach.attention.attn_bias.sequences import SequenceBias
+from vllm_teach.attention.attn_bias.triangular import LowerTriangularMaskWithTensorBias, PatternBias
+from vllm_teach.attention.chunked import check_bias, check_output_dtype, chunked_attention
+from vllm_teach.attention.memory_efficient_inputs import check_probability, heads_apart, heads_together, score_shape
+from vllm_teach.attention.patterns.base import Pattern
+from vllm_teach.attention.variant import Variant
+from vllm_teach.errors import InvalidArgumentError
+
+Bias = torch.Tensor | AttentionBias | Pattern | None
+
+
+def memory_efficient_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_bias: Bias = None,
+    p: float = 0.0,
+    scale: float | None = None,
+    *,
+    op: None = None,
+    output_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Return dropout(softmax(query key^T * scale + attn_bias), p) value, in memory linear in the length.
+
+    Shapes, of three kinds, the three tensors of the same kind:
+
+    - `[batch, length, heads, head_dim]`; value's head_dim, which is the output's, may differ from key's.
+    - `[batch, length, groups, heads, head_dim]`: key and value with their heads expanded (stride 0) are grouped heads,
+      and are not repeated: `key[:, :, :, None].expand(-1, -1, -1, heads, -1)`. Nothing is broadcast by itself.
+    - `[batch, length, head_dim]`: one head.
+
+    `attn_bias` is one of:
+
+    - a float tensor that is added to the scores, `[batch, heads, q_len, kv_len]` (with groups: `[batch, groups, heads,
+      q_len, kv_len]`; without heads: `[batch, q_len, kv_len]`), each size that of the scores or 1. A gradient flows
+      into it.
+    - a bias of `attention.attn_bias`: what it hides is not computed.
+    - a pattern of `attention.patterns`, such as BlockSparsePattern. xFormers takes none.
+
+    `p` is the probability of dropout, from 0 up to, but not, 1; the seed is drawn from PyTorch's default generator, so
+    that torch.manual_seed repeats it. `scale` is 1/sqrt(head_dim) for None. `op` must be None: there is one
+    implementation here. `output_dtype` is query's for None.
+
+    Differentiable, once. A query that sees no key gives 0. Raises InvalidArgumentError when the arguments do not fit
+    together.
+    """
+    return _attend(query, key, value, attn_bias, p, scale, op, output_dtype)[0]
+
+
+def memory_efficient_attention_forward(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_bias: Bias = None,
+    p: float = 0.0,
+    scale: float | None = None,
+    *,
+    op: None = None,
+    output_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Return `memory_efficient_attention` of the same arguments, cut off from autograd."""
+    with torch.no_grad():
+        return _attend(query, key, value, attn_bias, p, scale, op, output_dtype)[0]
+
+
+def memory_efficient_attention_forward_requires_grad(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_bias: Bias = None,
+    p: float = 0.0,
+    scale: float | None = None,
+    *,
+    op: None = None,
+    output_dtype: torch.dtype | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (out, lse), lse the log-sum-exp of the scores `[batch, heads, q_len]`, or `[batch, groups, heads, q_len]`.
+
+    Despite xFormers' name both are cut off from autograd, as there. lse is float32, or float64 for float64 input.
+
+    Raises InvalidArgumentError as `memory_efficient_attention` does, and for a `p` other than 0.
+    """
+    refuse_dropout(p)
+    with torch.no_grad():
+        return _attend(query, key, value, attn_bias, p, scale, op, output_dtype)
+
+
+def memory_efficient_attention_partial(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_bias: Bias = None,
+    p: float = 0.0,
+    scale: float | None = None,
+    *,
+    op: None = None,
+    output_dtype: torch.dtype | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (out, lse) over some of the keys, for `merge_attentions` to merge with those over the others.
+
+    out is float32 unless `output_dtype` says otherwise (float64 for float64 input), so that rounding happens once, after
+    the merge. Both are differentiable; xFormers' are not. The shape of lse: `..._forward_requires_grad`.
+
+    Raises InvalidArgumentError as `memory_efficient_attention` does, and for a `p` other than 0.
+    """
+    refuse_dropout(p)
+    if output_dtype is None and isinstance(query, torch.Tensor) and query.dtype != torch.float64:
+        output_dtype = torch.float32
+    return _attend(query, key, value, attn_bias, p, scale, op, output_dtype)
+
+
+def refuse_dropout(p: float) -> None:
+    """Raise InvalidArgumentError for a `p` other than 0: a part's mask would not be that of the whole."""
+    if p != 0:
+        raise InvalidArgumentError(f"p is {p!r}; only memory_efficient_attention itself has dropout: leave p at 0.")
+
+
+def _attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_bias: Bias,
+    p: float,
+    scale: float | None,
+    op: None,
+    output_dtype: torch.dtype | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (out, lse), both differentiable, in the shapes that the callers promise."""
+    if op is not None:
+        raise InvalidArgumentError(
+            f"op is {op!r}; leave it None: there is one implementation here, and vllm_teach.backends has the others."
+        )
+    q, k, v = heads_together(query, key, value)
+    ...

@@ -1,0 +1,177 @@
+"""Split-KV attention ("flash decoding"): the keys of one query are shared out, and the partial results merged.
+
+FlashAttention gives each worker of a GPU its own queries. A decode step has one query per sequence: with a small batch
+most workers idle, while a few read the whole cache. So the keys are cut into splits, each split is attended to on its
+own, and gives (out, log-sum-exp) as if there were no other keys; a second, small step merges them exactly.
+
+Source: Dao, Haziza, Massa and Sizov, "Flash-Decoding for long-context inference", PyTorch blog, October 2023.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Unpack
+
+import torch
+
+from vllm_teach.attention.online_softmax import SoftmaxState, finish, update
+from vllm_teach.attention.patterns.base import TileKind
+from vllm_teach.attention.scores import grouped_slopes, modify_scores
+from vllm_teach.attention.shapes import AttentionShape, check_count, check_qkv
+from vllm_teach.attention.variant import Variant, VariantArguments
+from vllm_teach.errors import InvalidArgumentError
+
+_Tile = tuple[tuple[int, int], int]  # the (first, end) of its keys, and what the pattern leaves of it, a TileKind
+_MOST_SPLITS = 128  # FlashAttention's limit: what a further split saves is less than what its merge costs
+
+
+def split_kv_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    num_splits: int = 0,
+    *,
+    tile_k: int = 128,
+    **arguments: Unpack[VariantArguments],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (out, lse) of softmax(q k^T * scale) v, computed for `num_splits` parts of the keys and then merged.
+
+    Shapes: q `[batch, q_len, q_heads, head_dim]`, k and v `[batch, kv_len, kv_heads, head_dim]`, out like q, lse
+    `[batch, q_heads, q_len]`. What is shared out are tiles of `tile_k` keys, those that the mask leaves; more splits
+    than tiles are as many as tiles. 0 lets `choose_num_splits` decide. The result is the same for any number up to
+    rounding: masks, softcap and ALiBi count positions in the whole sequence. `arguments`: see `Variant`.
+
+    Partial results, lse and all arithmetic are float32 (float64 for float64 input); out has q's dtype. All queries
+    form one tile, so memory is that of `num_splits` outputs and q_len * tile_k scores: made for few queries. The splits
+    run one after another here: what a GPU gains by running them side by side, this function only shows.
+
+    Raises InvalidArgumentError when the arguments do not fit together, and for dropout, which decoding never uses.
+    """
+    shape = check_qkv(q, k, v)
+    variant = Variant.of(shape, q.device, **arguments)
+    if variant.dropout_p:
+        raise InvalidArgumentError(f"dropout_p is {variant.dropout_p}; split-KV attention decodes, so it must be 0.")
+    check_count("tile_k", tile_k, 1)
+    if check_count("num_splits", num_splits, 0) == 0:
+        num_splits = choose_num_splits_for(shape, q.device, tile_k)
+
+    splits = share_out(_visible_tiles(shape, variant, tile_k), num_splits)
+    partial = [_attend(q, k, v, tiles, shape, variant) for tiles in splits]
+    out, lse = merge_attention([out for out, _ in partial], [lse for _, lse in partial])
+    return out.to(q.dtype), lse
+
+
+def merge_attention(outs: Sequence[torch.Tensor], lses: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the (out, lse) of attention over all keys, given those over disjoint parts of the keys.
+
+    Each of `outs` is `[batch, q_len, q_heads, head_dim]`, each of `lses` `[batch, q_heads, q_len]`. A part's weight is
+    its share of the softmax's denominator: exp(its lse - lse of all). A part in which a row saw no key has lse -inf
+    and weight 0; a row that saw no key in any gives 0 and -inf. Computed in the dtype of `lses`; out has that of `outs`.
+
+    Raises InvalidArgumentError when there is no part, or the parts' shapes do not fit each other.
+    """
+    if not outs or len(outs) != len(lses):
+        raise InvalidArgumentError(f"outs has {len(outs)} parts and lses {len(lses)}; give one or more, as many of both.")
+    batch, q_len, q_heads, _ = outs[0].shape
+    for out, lse in zip(outs, lses, strict=True):
+        if out.shape != outs[0].shape or lse.shape != (batch, q_heads, q_len):
+            raise InvalidArgumentError(
+                f"outs and lses hold parts of shapes {list(out.shape)} and {list(lse.shape)}; all must be "
+                f"{list(outs[0].shape)} and {[batch, q_heads, q_len]}, as the first of outs says."
+            )
+    parts = torch.stack(list(lses))  # [parts, batch, q_heads, q_len]
+    lse = torch.logsumexp(parts, dim=0)  # [batch, q_heads, q_len]
+    # A blind row has -inf - -inf, which is NaN; its parts' outs are 0, so any finite weight is right.
+    weights = torch.exp(parts - torch.where(lse == -math.inf, 0, lse))
+    weights = weights.transpose(-2, -1)[..., None]  # [parts, batch, q_len, q_heads, 1]
+    out = (torch.stack(list(outs)).to(weights.dtype) * weights).sum(dim=0)  # [batch, q_len, q_heads, head_dim]
+    return out.to(outs[0].dtype), lse
+
+
+def share_out(tiles: Sequence[_Tile], num_splits: int) -> list[Sequence[_Tile]]:
+    """Return `tiles` cut into at most `num_splits` parts of as many tiles, the last of which may be shorter.
+
+    A number that does not divide the tiles may give fewer parts: 8 tiles in 5 splits are 2 + 2 + 2 + 2. Without any
+    tile there is one part, with nothing in it.
+    """
+    per_split = max(1, -(-len(tiles) // num_splits))
+    return [tiles[first : first + per_split] for first in range(0, len(tiles), per_split)] or [tiles]
+
+def choose_num_splits(
+    batch: int, heads: int, q_len: int, kv_len: int, num_workers: int, *, tile_q: int = 64, tile_k: int = 128
+) -> int:
+    """Return into how many parts to cut the keys so that `num_workers` workers have something to do.
+
+    Without splitting there are batch * heads * ceil(q_len / tile_q) pieces of work. When they fill 80 % of the workers,
+    there is nothing to win. Otherwise s splits make s times as many pieces, done in waves of `num_workers`; the last
+    wave may be nearly empty, and the share of busy workers is waves / ceil(waves). Each split also costs: its result
+    is written, read again and merged. So the rule takes the fewest splits that reach 85 % of the best share, among
+    those that really make as many parts as asked for (8 tiles in 5 splits are 4 parts). With 48 pieces on 108
+    workers, 2 splits keep 96 of 108 busy, 3 splits only 144 of 216.
+
+    The rule is FlashAttention 2's (its `flash_api.cpp`). Heads that share keys are one piece there at q_len = 1.
+    Raises InvalidArgumentError for sizes that no call has.
+    """
+    for name, value in (("batch", batch), ("q_len", q_len), ("kv_len", kv_len)):
+        check_count(name, value, 0)
+    for name, value in (("heads", heads), ("num_workers", num_workers), ("tile_q", tile_q), ("tile_k", tile_k)):
+        check_count(name, value, 1)
+    pieces, tiles = batch * heads * -(-q_len // tile_q), -(-kv_len // tile_k)
+    if pieces == 0 or pieces >= 0.8 * num_workers:
+        return 1
+    busy: dict[int, float] = {}
+    for splits in range(1, min(_MOST_SPLITS, num_workers, tiles) + 1):
+        if -(-tiles // -(-tiles // splits)) == splits:
+            waves = pieces * splits / num_workers
+            busy[splits] = waves / math.ceil(waves)
+    return next((splits for splits, share in busy.items() if share >= 0.85 * max(busy.values())), 1)
+
+
+def choose_num_splits_for(shape: AttentionShape, device: torch.device, tile_k: int = 128) -> int:
+    """Return `choose_num_splits` for a call of these sizes on `device`.
+
+    Workers are PyTorch's threads on a CPU; on a GPU two thread blocks per multiprocessor, as FlashAttention counts. A
+    group of query heads that shares its keys is one piece of work with group * q_len rows.
+    """
+    if device.type == "cuda":
+        workers = 2 * torch.cuda.get_device_properties(device).multi_processor_count
+    else:
+        workers = torch.get_num_threads()
+    rows = shape.group * shape.q_len
+    return choose_num_splits(shape.batch, shape.kv_heads, rows, shape.kv_len, workers, tile_k=tile_k)
+
+
+def _attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    tiles: Sequence[_Tile],
+    shape: AttentionShape,
+    variant: Variant,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (out, lse) of all queries over the keys of `tiles` alone, both in the dtype that is computed in."""
+    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    slopes = grouped_slopes(variant.alibi_slopes, shape.kv_heads)
+    grouped = (shape.group, shape.q_len)
+    rows = (shape.batch, shape.kv_heads, shape.group * shape.q_len)
+    q_ = q.unflatten(2, (shape.kv_heads, shape.group)).permute(0, 2, 3, 1, 4)  # [batch, kv_heads, group, q_len, d]
+    q_ = q_.flatten(2, 3).to(dtype) * variant.scale  # [batch, kv_heads, group * q_len, head_dim]
+    state = SoftmaxState.empty(rows, shape.head_dim, dtype=dtype, device=q.device)
+    for keys, kind in tiles:
+        k_tile, v_tile = (t[:, slice(*keys)].transpose(1, 2).to(dtype) for t in (k, v))  # [batch, kv_heads, keys, d]
+        scores = (q_ @ k_tile.transpose(-2, -1)).unflatten(2, grouped)  # [batch, kv_heads, group, q_len, keys]
+        scores = modify_scores(scores, variant, slopes, (0, shape.q_len), keys, shape.causal_offset, kind)
+        state = update(state, scores.flatten(2, 3), v_tile)
+    out, lse = finish(state)  # [batch, kv_heads, group * q_len, head_dim], [batch, kv_heads, group * q_len]
+    out = out.unflatten(2, grouped).permute(0, 3, 1, 2, 4)  # [batch, q_len, kv_heads, group, head_dim]
+    return out.flatten(2, 3), lse.reshape(shape.batch, shape.q_heads, shape.q_len)
+
+
+def _visible_tiles(shape: AttentionShape, variant: Variant, tile_k: int) -> list[_Tile]:
+    """Return the tiles in which some query sees some key, in order; all queries are rows of each."""
+    bounds = [(start, min(start + tile_k, shape.kv_len)) for start in range(0, shape.kv_len, tile_k)]
+    if variant.pattern is None or shape.q_len == 0:
+        return [(keys, TileKind.FULL) for keys in bounds]
+    kinds = variant.pattern.tile_map(shape.q_len, shape.kv_len, shape.q_len, tile_k)  # [1, tiles]
+    return [(keys, kind) for keys, kind in zip(bounds, kinds[0].tolist(), strict=True) if kind != TileKind.EMPTY]

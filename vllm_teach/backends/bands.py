@@ -1,0 +1,53 @@
+"""Read a pattern as a band: the masks that libraries know by two numbers, and what of them hides anything at all."""
+
+from __future__ import annotations
+
+from vllm_teach.attention.patterns.base import Both, Pattern
+from vllm_teach.attention.patterns.simple import Causal, LocalWindow
+
+Band = tuple[int, int]
+
+EVERYTHING: Band = (-1, -1)
+CAUSAL: Band = (-1, 0)
+
+
+def band_of(pattern: Pattern | None, q_len: int, kv_len: int) -> Band | None:
+    """Return (left, right), how many keys before and after its own position a query sees; None if `pattern` is no band.
+
+    -1 stands for all keys of that side, and is returned too for a limit that hides none of these lengths: one query
+    without a window is (-1, -1) under the causal mask, since it stands behind every key.
+    """
+    found = _limits(pattern)
+    if found is None:
+        return None
+    left, right = found
+    # The last query stands on the last key and looks back furthest; the first looks ahead furthest.
+    return -1 if left >= kv_len - 1 else left, -1 if right >= q_len - 1 else right
+
+
+def blind_rows(band: Band, q_len: int, kv_len: int) -> int:
+    """Return how many of the first queries see no key under `band`: those too far before the first one.
+
+    The last ones always see one, as no query stands behind the last key.
+    """
+    if kv_len == 0:
+        return q_len
+    right = band[1]
+    return 0 if right == -1 else min(q_len, max(0, q_len - kv_len - right))
+
+
+def _limits(pattern: Pattern | None) -> Band | None:
+    if pattern is None:
+        return EVERYTHING
+    if isinstance(pattern, Causal):
+        return CAUSAL
+    if isinstance(pattern, LocalWindow):
+        return pattern.left, pattern.right
+    if isinstance(pattern, Both):
+        a, b = _limits(pattern.a), _limits(pattern.b)
+        return None if a is None or b is None else (_tighter(a[0], b[0]), _tighter(a[1], b[1]))
+    return None
+
+
+def _tighter(a: int, b: int) -> int:
+    return max(a, b) if min(a, b) == -1 else min(a, b)

@@ -1,0 +1,137 @@
+"""Perplexity: how many equally likely tokens a model is as unsure as, at each token of a text.
+
+A text longer than the model's context is read through a sliding window. Every token but the first is scored once, in
+the first window that reaches it: what precedes it there is its context.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from tqdm import tqdm
+
+from vllm_teach.errors import InvalidArgumentError
+
+# Logits of this many tokens exist at once: of 49,152 float32 scores each, 50 MB.
+_ROWS_AT_ONCE = 256
+
+
+@dataclass(frozen=True, eq=False)
+class Perplexity:
+    """How well a model predicts a text. `nlls` is float64 `[tokens]`: -ln p of each scored token, in nats."""
+
+    nlls: torch.Tensor
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens were scored: all but the first, which nothing precedes."""
+        return len(self.nlls)
+
+    @property
+    def nll(self) -> float:
+        """The mean of `nlls`, each token with the same weight, in nats per token."""
+        return float(self.nlls.mean())
+
+    @property
+    def perplexity(self) -> float:
+        """exp(nll); infinite where float64 does not reach."""
+        return math.exp(self.nll) if self.nll < 709 else math.inf
+
+    def __repr__(self) -> str:
+        return f"Perplexity(nll={self.nll:.4f}, tokens={self.tokens}, perplexity={self.perplexity:.3f})"
+
+
+def perplexity(
+    model: Callable[[torch.Tensor], torch.Tensor],
+    token_ids: Sequence[int] | torch.Tensor,
+    *,
+    window: int,
+    stride: int | None = None,
+    head: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    progress: bool = False,
+) -> Perplexity:
+    """Return how well `model` predicts each token of `token_ids` but the first.
+
+    `model` takes token ids, int64 `[len]` with len <= `window`, and returns logits `[len, vocab]`. With `head`, it
+    returns hidden states `[len, hidden]` instead, and `head` turns rows of them into logits: then those of 256 tokens
+    exist at once, not those of a window. The log-softmax is taken in float32, or in the logits' float64.
+
+    The first window holds the first `window` tokens; each next one begins `stride` tokens further on (half a window by
+    default) and scores what no window before it reached, so with at least `window` - `stride` tokens of context. A
+    smaller stride costs more windows and gives more context.
+
+    Raises InvalidArgumentError when there are fewer than two tokens, when `window` or `stride` do not fit, or when
+    the logits are not `[len, vocab]` or have no entry for a token.
+    """
+    ids = _check_ids(token_ids)
+    stride = _check_window(window, stride)
+    spans = list(windows(len(ids), window, stride))
+    nlls = torch.empty(len(ids) - 1, dtype=torch.float64)
+    with torch.inference_mode():
+        for start, first, end in tqdm(spans, desc="perplexity", unit="window", disable=not progress):
+            states = model(ids[start:end])
+            if states.dim() != 2 or len(states) != end - start:
+                raise InvalidArgumentError(
+                    f"model returned shape {list(states.shape)} for {end - start} tokens: it must return "
+                    f"[{end - start}, {'hidden' if head else 'vocab'}]."
+                )
+            # Row t predicts token t + 1, so tokens first … end - 1 are predicted by the rows one before them.
+            for rows in torch.arange(first - 1 - start, end - 1 - start).split(_ROWS_AT_ONCE):
+                chosen = states[rows[0] : rows[-1] + 1]  # [rows, hidden or vocab]
+                place = slice(start + int(rows[0]), start + int(rows[-1]) + 1)
+                nlls[place] = _nlls(chosen if head is None else head(chosen), ids[place.start + 1 : place.stop + 1])
+    return Perplexity(nlls)
+
+
+def windows(length: int, window: int, stride: int) -> Iterator[tuple[int, int, int]]:
+    """Yield (start, first, end) for each window over `length` tokens: it reads start … end - 1, scores first … end - 1.
+
+    The `first`s and `end`s join without gap or overlap from 1 to `length`.
+    """
+    first = 1
+    for start in range(0, length, stride):
+        end = min(start + window, length)
+        yield start, first, end
+        if end == length:
+            return
+        first = end
+
+
+def _nlls(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    if logits.dim() != 2 or len(logits) != len(targets) or logits.shape[1] <= int(targets.max()):
+        raise InvalidArgumentError(
+            f"logits have shape {list(logits.shape)} for {len(targets)} tokens with ids up to {int(targets.max())}: "
+            "they must be [tokens, vocab], of a vocabulary that holds the ids."
+        )
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    return F.cross_entropy(wide, targets.to(logits.device), reduction="none").double().cpu()
+
+
+def _check_ids(token_ids: Sequence[int] | torch.Tensor) -> torch.Tensor:
+    ids = torch.as_tensor(token_ids)
+    if ids.dim() != 1 or len(ids) < 2 or ids.is_floating_point() or ids.dtype == torch.bool:
+        raise InvalidArgumentError(
+            f"token_ids has dtype {ids.dtype} and shape {list(ids.shape)}: give a flat sequence of two ids or more."
+        )
+    if int(ids.min()) < 0:
+        raise InvalidArgumentError(f"token_ids holds {int(ids.min())}: ids are 0 or more.")
+    return ids.long().cpu()
+
+
+def _check_window(window: int, stride: int | None) -> int:
+    if not _whole(window) or window < 2:
+        raise InvalidArgumentError(f"window={window!r} is not valid: give a whole number of tokens, 2 or more.")
+    if stride is None:
+        return window // 2
+    if not _whole(stride) or not 1 <= stride < window:
+        # With a stride of `window`, the first token of each window would have no context.
+        raise InvalidArgumentError(f"stride={stride!r} is not valid: give a whole number from 1 to {window - 1}.")
+    return stride
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
