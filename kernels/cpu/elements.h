@@ -6,10 +6,6 @@
 
 #include "vec.h"
 
-#if defined(__AVX512F__) || defined(__F16C__)
-#include <immintrin.h>
-#endif
-
 struct BFloat16 {
     uint16_t bits;
 };

@@ -3,23 +3,33 @@
 
 #include "vec.h"
 
-// 2^x for x <= 0, with a relative error below 2e-7; exactly 0 below -126.5 and for -inf, exactly 1 for 0, NaN for NaN.
+// An n for which 2^n becomes 0: AVX-512's instruction rounds, and without it the exponent field 0 is a zero.
+#if defined(__AVX512F__)
+constexpr float LEAST_EXPONENT = -200;
+#else
+constexpr float LEAST_EXPONENT = -127;
+#endif
+
+// 2^x for x <= 0, with a relative error below 2e-7; exactly 0 far below, as for -inf, exactly 1 for 0, NaN for NaN.
 //
-// x = n + f with a whole n and |f| <= 1/2. 2^n is the float whose exponent field is n + 127. 2^f is the polynomial
-// 1 + c1 f + ... + c5 f^5 whose largest relative error on [-1/2, 1/2] is least: 9e-8 before rounding.
+// x = n + f with a whole n and |f| <= 1/2. 2^f is the polynomial 1 + c1 f + ... + c5 f^5 whose largest relative error
+// on [-1/2, 1/2] is least: 9e-8 before rounding. 2^n is the float whose exponent field is n + 127.
 inline Floats exp2_nonpositive(Floats x) {
-    x = larger(spread(-127.0f), x);  // n = -127 makes the exponent field 0 and so the factor 0
+    x = larger(spread(LEAST_EXPONENT), x);
     const Floats round = spread(12582912.0f);  // 1.5 * 2^23: a float that large has no bits for fractions
     const Floats shifted = x + round;
     const Floats f = x - (shifted - round);
-    const Ints n_plus_127 = as_ints(shifted) - as_ints(round) + 127;
     Floats p = spread(1.3264727e-3f);
     p = p * f + 9.671513e-3f;
     p = p * f + 5.5507336e-2f;
     p = p * f + 2.4022242e-1f;
     p = p * f + 6.93147e-1f;
     p = p * f + 1.0f;
-    return p * as_floats(n_plus_127 << 23);
+#if defined(__AVX512F__)
+    return (Floats)_mm512_scalef_ps((__m512)p, (__m512)(shifted - round));  // p * 2^n
+#else
+    return p * as_floats((as_ints(shifted) - as_ints(round) + 127) << 23);
+#endif
 }
 
 // tanh, within 4 units in the last place: x + x^3 * polynomial(x^2) (Cephes) near 0, where 1 - 2 / (e^2x + 1) would

@@ -59,29 +59,31 @@ inline void store_probabilities(uint32_t* to, const Floats* p) {
 }
 #endif
 
-// scores[TILE_KEYS] * scale -> probabilities relative to the row's largest score so far, which may rise. Returns the
-// factor by which what was summed before must be multiplied.
-template <class Element>
-inline float update_row(const float* scores, float scale, RowState& row, Element* probabilities) {
-    Floats s[SCORE_VECTORS];
-    Floats top = spread(-INFINITE);
+// scores[ROWS, TILE_KEYS] * scale -> probabilities relative to each row's largest score so far, which may rise. `keep`
+// gets the factors by which what was summed before must be multiplied. Two loops, so that the rows' long chains of
+// dependent instructions, a maximum over lanes and then an exponential, run side by side.
+template <class Operand>
+inline void update_block(const float* scores, float scale, RowState* rows, typename Operand::Element* probabilities,
+                         float* keep) {
+    Floats shift[ROWS];
+    for (int r = 0; r < ROWS; ++r) {
+        Floats top = spread(-INFINITE);
 #pragma GCC unroll 16
-    for (int i = 0; i < SCORE_VECTORS; ++i) {
-        s[i] = load<Floats>(scores + i * LANES) * scale;
-        top = larger(top, s[i]);
+        for (int i = 0; i < SCORE_VECTORS; ++i)
+            top = larger(top, load<Floats>(scores + r * TILE_KEYS + i * LANES) * scale);
+        const Floats before = spread(rows[r].largest), now = largest_lane(larger(before, top));
+        shift[r] = now == -INFINITE ? Floats{} : now;  // with no key seen, -inf - -inf would be NaN
+        rows[r].largest = now[0];
+        keep[r] = exp2_nonpositive(before - shift[r])[0];
     }
-    const float before = row.largest;
-    const float now = largest_lane(larger(spread(before), top));
-    const float shift = now == -INFINITE ? 0 : now;  // with no key seen, -inf - -inf would be NaN
-    Floats sum{};
+    for (int r = 0; r < ROWS; ++r) {
+        Floats p[SCORE_VECTORS], sum{};
 #pragma GCC unroll 16
-    for (int i = 0; i < SCORE_VECTORS; ++i) {
-        s[i] = exp2_nonpositive(s[i] - shift);
-        sum += s[i];
+        for (int i = 0; i < SCORE_VECTORS; ++i) {
+            p[i] = exp2_nonpositive(load<Floats>(scores + r * TILE_KEYS + i * LANES) * scale - shift[r]);
+            sum += p[i];
+        }
+        store_probabilities(probabilities + r * (TILE_KEYS / Operand::VALUES), p);
+        rows[r].sum = rows[r].sum * keep[r] + sum;
     }
-    store_probabilities(probabilities, s);
-    row.largest = now;
-    const float keep = now == before ? 1.0f : exp2_nonpositive(spread(before - shift))[0];
-    row.sum = row.sum * keep + sum;
-    return keep;
 }

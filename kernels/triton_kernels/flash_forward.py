@@ -19,8 +19,12 @@ from vllm_teach.kernels.triton_kernels.tile_math import (
     load_tile,
     modify_scores,
     online_update,
+    sequence_bounds,
     store_tile,
 )
+
+# A kernel is compiled again for a number that is 1 or a multiple of 16; not for these, which differ from call to call.
+NOT_SPECIALIZED = ["total_q", "max_q_len", "max_kv_len", "left", "right", "seed_low", "seed_high", "threshold"]
 
 
 def flash_forward_spec(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
@@ -103,9 +107,7 @@ def visit_keys(
         keys = start + tl.arange(0, TILE_K)
         k = load_tile(k_base, keys, k_row, kv_len, HEAD_DIM, DIM, MASKED)  # [TILE_K, DIM]
         product = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [TILE_Q, TILE_K], float32
-        scores = modify_scores(
-            product, scale, softcap, slope, rows[:, None], keys[None, :], offset, SOFTCAP, ALIBI
-        )
+        scores = modify_scores(product, scale, softcap, slope, rows[:, None], keys[None, :], offset, SOFTCAP, ALIBI)
         if MASKED:
             visible = in_band(rows[:, None], keys[None, :], offset, kv_len, left, right, LEFT, RIGHT)
             scores = tl.where(visible, scores, float("-inf"))
@@ -118,7 +120,7 @@ def visit_keys(
     return acc, m, l
 
 
-@triton.jit(do_not_specialize=["max_q_len", "max_kv_len", "left", "right", "seed_low", "seed_high", "threshold"])
+@triton.jit(do_not_specialize=NOT_SPECIALIZED)
 def flash_forward_kernel(
     q_ptr: tl.tensor,
     k_ptr: tl.tensor,
@@ -164,19 +166,15 @@ def flash_forward_kernel(
     tile = tiles - 1 - tl.program_id(0) % tiles  # the last tile has the most keys under a causal mask: it starts first
     batch_head = tl.program_id(0) // tiles
     sequence, head = batch_head // q_heads, batch_head % q_heads
-    if VARLEN:
-        q_first, k_first = tl.load(cu_q_ptr + sequence), tl.load(cu_k_ptr + sequence)
-        q_len, kv_len = tl.load(cu_q_ptr + sequence + 1) - q_first, tl.load(cu_k_ptr + sequence + 1) - k_first
-    else:
-        q_first, k_first = sequence * max_q_len, sequence * max_kv_len
-        q_len, kv_len = max_q_len, max_kv_len
+    q_first, q_len = sequence_bounds(cu_q_ptr, sequence, max_q_len, VARLEN)
+    k_first, kv_len = sequence_bounds(cu_k_ptr, sequence, max_kv_len, VARLEN)
     q_start = tile * TILE_Q
     if q_start >= q_len:  # a shorter sequence than the longest
         return
 
-    q_base = q_ptr + q_first.to(tl.int64) * q_row + head.to(tl.int64) * q_head
-    k_base = k_ptr + k_first.to(tl.int64) * k_row + (head // group).to(tl.int64) * k_head
-    v_base = v_ptr + k_first.to(tl.int64) * v_row + (head // group).to(tl.int64) * v_head
+    q_base = q_ptr + q_first * q_row + head.to(tl.int64) * q_head
+    k_base = k_ptr + k_first * k_row + (head // group).to(tl.int64) * k_head
+    v_base = v_ptr + k_first * v_row + (head // group).to(tl.int64) * v_head
     slope = 0.0
     if ALIBI:
         slope = tl.load(slopes_ptr + batch_head)
@@ -204,7 +202,7 @@ def flash_forward_kernel(
     denominator = tl.where(l == 0.0, 1.0, l)  # 0 only for a row that sees no key, and then acc is 0, too
     if DROPOUT:
         acc *= keep_scale
-    out_base = out_ptr + (q_first.to(tl.int64) * q_heads + head) * HEAD_DIM
+    out_base = out_ptr + (q_first * q_heads + head) * HEAD_DIM
     store_tile(out_base, acc / denominator[:, None], rows, q_heads * HEAD_DIM, q_len, HEAD_DIM, DIM)
     lse_base = lse_ptr + head.to(tl.int64) * total_q + q_first
     tl.store(lse_base + rows, (m + tl.log2(l)) * LN2, mask=rows < q_len)
@@ -222,7 +220,5 @@ def flash_forward(problem: Problem, tile: tuning.Tile | None = None) -> tuple[to
         tile = tile or tuning.choose("forward", problem, lambda workload: lambda tile: flash_forward(workload, tile))
         grid = (triton.cdiv(problem.q_len, tile.q) * problem.batch * problem.q_heads,)
         with torch.cuda.device_of(q):  # Triton launches on the current device, which need not be q's
-            flash_forward_kernel[grid](
-                out_ptr=out, lse_ptr=lse, **problem.arguments(), TILE_Q=tile.q, TILE_K=tile.k, **tile.launch()
-            )
+            flash_forward_kernel[grid](out_ptr=out, lse_ptr=lse, **problem.arguments(), **tile.launch())
     return out, lse

@@ -14,6 +14,16 @@ LN2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
+def sequence_bounds(starts_ptr: tl.tensor, sequence: tl.tensor, longest: tl.tensor, VARLEN: tl.constexpr) -> tuple:
+    """Return (first row, length) of a sequence, the row in int64: offsets may pass 2**31 elements."""
+    if VARLEN:
+        first = tl.load(starts_ptr + sequence)
+        length = tl.load(starts_ptr + sequence + 1) - first
+        return first.to(tl.int64), length
+    return sequence.to(tl.int64) * longest, longest
+
+
+@triton.jit
 def load_tile(
     base: tl.tensor,
     rows: tl.tensor,
@@ -78,10 +88,7 @@ def modify_scores(
         scores = scores - slope * (rows + offset - keys).abs()  # with ALIBI
         return scores * log2(e)
     """
-    if SOFTCAP:
-        scores = tanh(product * (scale / softcap)) * (softcap * LOG2E)
-    else:
-        scores = product * (scale * LOG2E)
+    scores = tanh(product * (scale / softcap)) * (softcap * LOG2E) if SOFTCAP else product * (scale * LOG2E)
     if ALIBI:
         scores -= (slope * LOG2E) * tl.abs(rows + offset - keys).to(tl.float32)
     return scores

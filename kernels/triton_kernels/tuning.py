@@ -33,7 +33,7 @@ class Tile:
 
     def launch(self) -> dict[str, int]:
         """Return what a kernel's launch takes beside its arguments."""
-        return {"num_warps": self.warps, "num_stages": self.stages}
+        return {"TILE_Q": self.q, "TILE_K": self.k, "num_warps": self.warps, "num_stages": self.stages}
 
     def __str__(self) -> str:
         return f"{self.q}x{self.k}, {self.warps} warps, {self.stages} stages"
@@ -145,7 +145,9 @@ def _workload(like: "Problem") -> "Problem":
     """A problem of `like`'s dtype and head_dim that fills any GPU: 2 sequences of 4,096 tokens, 16 heads."""
     shape = (2 * 4096, 16, like.head_dim)
     q, k, v = (torch.randn(shape, dtype=like.q.dtype, device=like.q.device) for _ in range(3))
-    options = replace(like.options, scale=None, left=-1, right=0 if like.banded else -1, softcap=0.0, slopes=None, dropout_p=0.0)
+    options = replace(
+        like.options, scale=None, left=-1, right=0 if like.banded else -1, softcap=0.0, slopes=None, dropout_p=0.0
+    )
     return replace(like, q=q, k=k, v=v, batch=2, q_len=4096, kv_len=4096, lengths=None, options=options)
 
 

@@ -137,3 +137,15 @@ def test_large_scores_neither_overflow_nor_vanish(offset):
     out, lse = finish(state)
     assert out.item() == pytest.approx(6.0)
     assert lse.item() == pytest.approx(offset + math.log(3))
+
+
+def test_what_dropout_drops_stays_in_the_sum_and_leaves_the_accumulator(make_qkv):
+    scores, values = torch.randn(2, 5, 12, dtype=torch.float64), torch.randn(2, 12, 3, dtype=torch.float64)
+    keep = torch.rand(2, 5, 12) < 0.7
+    state = SoftmaxState.empty((2, 5), 3, dtype=torch.float64)
+    for tile in (slice(0, 5), slice(5, 6), slice(6, 12)):
+        state = update(state, scores[..., tile], values[:, tile], keep[..., tile])
+    out, lse = finish(state)
+    probs = torch.softmax(scores, dim=-1)
+    torch.testing.assert_close(out, (probs * keep) @ values, rtol=0, atol=1e-12)
+    torch.testing.assert_close(lse, torch.logsumexp(scores, dim=-1), rtol=0, atol=1e-12)

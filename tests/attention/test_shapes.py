@@ -4,7 +4,7 @@ import torch
 
 from vllm_teach.attention.reference import naive_attention
 from vllm_teach.attention.shapes import AttentionShape, check_qkv, check_scale
-from vllm_teach.attention.tiled import flash_attention_forward
+from vllm_teach.attention.tiled import flash_attention, flash_attention_forward
 from vllm_teach.errors import InvalidArgumentError
 
 
@@ -38,7 +38,7 @@ BAD_CALLS = {
 }
 
 
-@pytest.mark.parametrize("attention", [check_qkv, naive_attention, flash_attention_forward])
+@pytest.mark.parametrize("attention", [check_qkv, naive_attention, flash_attention, flash_attention_forward])
 @pytest.mark.parametrize("call", BAD_CALLS)
 def test_tensors_that_do_not_fit_are_refused_by_name(attention, call):
     q, k, v, words = BAD_CALLS[call]
@@ -77,7 +77,7 @@ def test_a_shape_may_have_no_rows():
 
 @pytest.mark.parametrize("name", ["q", "k", "v"])
 @pytest.mark.parametrize("value", [[[1.0]], np.zeros((1, 2, 1, 4)), None, "x"])
-@pytest.mark.parametrize("call", [naive_attention, flash_attention_forward])
+@pytest.mark.parametrize("call", [naive_attention, flash_attention, flash_attention_forward])
 def test_what_is_no_tensor_is_refused_by_name(call, name, value):
     tensors = {"q": torch.zeros(1, 2, 1, 4), "k": torch.zeros(1, 2, 1, 4), "v": torch.zeros(1, 2, 1, 4), name: value}
     with pytest.raises(InvalidArgumentError, match=f"^{name} is of type {type(value).__name__}; give a tensor"):
@@ -94,3 +94,10 @@ def test_a_mask_that_is_no_tensor_is_refused(mask):
 def test_a_scale_may_be_any_real_number():
     assert check_scale(None, 16) == 0.25
     assert [check_scale(scale, 16) for scale in (0, -1.5, np.float32(0.5), np.int64(2))] == [0.0, -1.5, 0.5, 2.0]
+
+
+@pytest.mark.parametrize("call", [naive_attention, flash_attention, flash_attention_forward])
+def test_a_first_batch_below_0_is_refused(call):
+    x = torch.zeros(1, 2, 1, 4)
+    with pytest.raises(InvalidArgumentError, match=r"^first_batch is -1; .*\.$"):
+        call(x, x, x, first_batch=-1)

@@ -172,7 +172,7 @@ def test_a_long_float16_sum_needs_float32_statistics():
 
 
 def test_peak_memory_grows_linearly(peak_bytes, loglog_slope):
-    lengths = [1024, 2048, 4096, 8192]
+    lengths = [1024, 2048, 4096]
     peaks = []
     for n in lengths:
         q, k, v = (torch.randn(1, n, 1, 64) for _ in range(3))

@@ -6,6 +6,8 @@ import pytest
 from transformers import MistralConfig
 
 from vllm_teach import LLM, SamplingParams, counters
+from vllm_teach.attention.patterns import LocalWindow
+from vllm_teach.backends import tiled
 from vllm_teach.engine import llm as llm_module
 from vllm_teach.errors import InvalidArgumentError
 from vllm_teach.models.config import ModelConfig
@@ -21,7 +23,7 @@ CONFIG = MistralConfig(
     max_position_embeddings=128,
     sliding_window=7,
 ).to_dict() | {"architectures": ["MistralForCausalLM"]}
-REFUSED = r"^attention_backend='tiled' is not usable here \(tiled has no sliding window, and one of 7 keys hides .*\.$"
+REFUSED = r"^attention_backend='tiled' is not usable here \(No windows\.\): use 'sdpa'\.$"
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +41,7 @@ def test_a_backend_without_windows_is_refused_before_the_weights_are_loaded(
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     monkeypatch.setattr(llm_module, "resolve_model", lambda model: model)
     monkeypatch.setattr(llm_module, "load_model", lambda *args: pytest.fail("the weights were loaded"))
+    monkeypatch.setattr(tiled, "supports", lambda spec: "No windows." if spec.pattern == LocalWindow(6, 0) else None)
     with pytest.raises(InvalidArgumentError, match=REFUSED):
         LLM(tmp_path, device="cpu", attention_backend="tiled")
     with pytest.raises(InvalidArgumentError, match=REFUSED):
@@ -47,20 +50,21 @@ def test_a_backend_without_windows_is_refused_before_the_weights_are_loaded(
 
 def test_the_backend_asked_for_computes_the_windows(sliding_model, byte_tokenizer):
     tokens, work = {}, {}
-    for name in ("sdpa", "naive"):
+    for name in ("sdpa", "naive", "tiled", "memory_efficient"):
         llm = LLM.from_loaded(sliding_model, byte_tokenizer, attention_backend=name, kv_cache_memory_bytes=100_000)
         with counters.count() as tally:
             (output,) = llm.generate([1, 2, 3, 4, 5], SamplingParams(temperature=0, max_tokens=20, ignore_eos=True))
         tokens[name], work[name] = output.outputs[0].token_ids, tally.flops
-    assert tokens["naive"] == tokens["sdpa"]
+    assert all(found == tokens["sdpa"] for found in tokens.values())
     assert work["naive"] > work["sdpa"] == 0  # SDPA's loops cannot be seen, the naive one reports its own
 
 
-def test_a_window_that_hides_nothing_of_the_context_needs_none(sliding_model, byte_tokenizer):
+def test_a_window_as_long_as_the_context_changes_nothing(sliding_model, byte_tokenizer):
     outputs = []
-    for name in ("sdpa", "tiled"):
-        llm = LLM.from_loaded(
-            sliding_model, byte_tokenizer, attention_backend=name, max_model_len=7, kv_cache_memory_bytes=100_000
-        )
+    for window in (7, None):
+        config = ModelConfig.from_hf(CONFIG | {"sliding_window": window})
+        model = Decoder(config)
+        model.load_state_dict(sliding_model.state_dict(), assign=True)
+        llm = LLM.from_loaded(model, byte_tokenizer, max_model_len=7, kv_cache_memory_bytes=100_000)
         outputs.append(llm.generate([[1, 2, 3]], SamplingParams(temperature=0, max_tokens=4))[0].outputs[0].token_ids)
     assert outputs[0] == outputs[1]

@@ -33,6 +33,13 @@ def test_the_alias_is_the_fetched_directory(smollm2_path, monkeypatch):
     assert resolve_model("smollm2") == smollm2_path
 
 
+def test_the_offline_model_travels_with_the_package(home):
+    folder = resolve_model("tiny")
+    assert (folder / "model.safetensors").is_file()
+    assert describe_models()["tiny"] == str(folder)
+    assert not home.exists()
+
+
 def test_a_directory_is_itself(tmp_path, tiny_hf):
     folder = tmp_path / "model"
     tiny_hf("llama").save_pretrained(folder)
@@ -98,7 +105,9 @@ def test_another_file_is_no_model(tmp_path):
 )
 def test_names_that_are_nothing(name, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("asked the hub"))
-    with pytest.raises(ModelNotFoundError, match=r"no alias \(smollm2\), directory, \.gguf file or hub id|no config"):
+    with pytest.raises(
+        ModelNotFoundError, match=r"no alias \(smollm2, tiny\), directory, \.gguf file or hub id|no config"
+    ):
         resolve_model(name)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vllm_teach.attention.shapes import AttentionShape, check_count
-from vllm_teach.attention.traffic import accumulator_bytes, cut, tile_counts, tile_kinds
+from vllm_teach.attention.traffic import accumulator_bytes, cut, largest_pair, tile_counts, tile_kinds
 from vllm_teach.counters import Tally
 
 if TYPE_CHECKING:
@@ -29,6 +29,23 @@ def backward_working_set_bytes(tile_q: int, tile_k: int, head_dim: int, input_by
     inputs = 2 * (tile_q + tile_k) * head_dim * input_bytes
     wide = 2 * tile_q * tile_k + (2 * tile_k + tile_q) * head_dim + 2 * tile_q
     return inputs + wide * accumulator_bytes(input_bytes)
+
+
+def choose_backward_tile(head_dim: int, input_bytes: int, fast_memory_bytes: int) -> tuple[int, int]:
+    """Return (tile_q, tile_k), powers of two, whose tile pair fits the fast memory in the backward pass.
+
+    Q, dO and dQ move once per k tile, so here tile_k is made as large as fits, and then tile_q, at most tile_k and at
+    least 16 unless tile_k is smaller: `traffic.choose_tile` with the two sides swapped.
+
+    Raises InvalidArgumentError when an argument is not positive or when not even a 1 x 1 tile fits.
+    """
+    head_dim = check_count("head_dim", head_dim, 1)
+    input_bytes = check_count("input_bytes", input_bytes, 1)
+    fast_memory_bytes = check_count("fast_memory_bytes", fast_memory_bytes, 1)
+    tile_k, tile_q = largest_pair(
+        lambda tile_k, tile_q: backward_working_set_bytes(tile_q, tile_k, head_dim, input_bytes), fast_memory_bytes
+    )
+    return tile_q, tile_k
 
 
 def backward_pair_step(

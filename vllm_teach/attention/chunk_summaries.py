@@ -15,20 +15,17 @@ import torch
 
 from vllm_teach.attention.dropout import keep_mask
 from vllm_teach.attention.online_softmax import SoftmaxState
-from vllm_teach.attention.patterns.base import TileKind
+from vllm_teach.attention.patterns.tiles import TileKind
 from vllm_teach.attention.scores import grouped_slopes, modify_scores
 from vllm_teach.attention.shapes import AttentionShape
 from vllm_teach.attention.variant import Variant
-
-# How many pairs' random words are made in one go: Philox holds about ten int64 for each.
-_WORDS_AT_ONCE = 1 << 18
 
 Span = tuple[int, int]  # first index, and one past the last
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """One chunk of queries against one chunk of keys; `kind` says whether the pattern hides any of their pairs."""
+    """One chunk of queries against one chunk of keys; `kind` says how many of their pairs the pattern hides."""
 
     rows: Span
     keys: Span
@@ -55,7 +52,7 @@ class ChunkedCall:
         else:
             kinds = self.variant.pattern.tile_map(s.q_len, s.kv_len, self.q_chunk, self.k_chunk).tolist()
         return [
-            (rows, [Chunk(rows, k, kind) for k, kind in zip(k_spans, row_kinds, strict=True) if kind])
+            (rows, [Chunk(rows, k, kind) for k, kind in zip(k_spans, row_kinds, strict=True) if kind != TileKind.EMPTY])
             for rows, row_kinds in zip(q_spans, kinds, strict=True)
         ]
 
@@ -137,12 +134,8 @@ def kept_pairs(call: ChunkedCall, chunk: Chunk, device: torch.device) -> torch.T
     s = call.shape
     first = call.first_batch * s.q_heads
     batch_heads = torch.arange(first, first + s.batch * s.q_heads, device=device)
-    pairs = (chunk.rows[1] - chunk.rows[0]) * (chunk.keys[1] - chunk.keys[0])
-    masks = [
-        keep_mask(call.variant.dropout_seed, call.variant.dropout_p, some, chunk.rows, chunk.keys)
-        for some in batch_heads.split(max(1, _WORDS_AT_ONCE // pairs))
-    ]
-    return torch.cat(masks).unflatten(0, (s.batch, s.kv_heads, s.group))  # from [batch * q_heads, rows, keys]
+    kept = keep_mask(call.variant.dropout_seed, call.variant.dropout_p, batch_heads, chunk.rows, chunk.keys)
+    return kept.unflatten(0, (s.batch, s.kv_heads, s.group))  # from [batch * q_heads, rows, keys]
 
 
 def finite(m: torch.Tensor) -> torch.Tensor:

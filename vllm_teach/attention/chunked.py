@@ -66,12 +66,15 @@ def chunked_attention(
     q, k, v and the bias; the backward pass computes each chunk again. Scores and sums are float32, or float64 for
     float64 input, also under autocast.
 
-    Raises InvalidArgumentError when the arguments do not fit together.
+    Raises InvalidArgumentError when the arguments do not fit together, and for ALiBi slopes that require a gradient,
+    which this backward pass does not give.
     """
     shape = check_heads_and_values(q, k, v)
     checked = Variant.of(shape, q.device, **variant)
+    if checked.alibi_slopes is not None and checked.alibi_slopes.requires_grad:
+        raise InvalidArgumentError("alibi_slopes requires a gradient; detach it, or use naive_attention.")
     if bias is not None:
-        check_bias("bias", bias, (shape.batch, shape.q_heads, shape.q_len, shape.kv_len), q)
+        check_bias("bias", bias, (shape.batch, shape.q_heads, shape.q_len, shape.kv_len), q.device)
     call = ChunkedCall(
         shape=shape,
         variant=checked,
@@ -98,12 +101,14 @@ def check_heads_and_values(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) ->
     return check_qkv(q, k, v)
 
 
-def check_bias(name: str, bias: torch.Tensor, wanted: tuple[int, ...], q: torch.Tensor) -> None:
-    """Raise InvalidArgumentError unless `bias`, the argument `name`, can be added to scores of shape `wanted` of q.
+def check_bias(name: str, bias: torch.Tensor, wanted: tuple[int, ...], device: torch.device) -> None:
+    """Raise InvalidArgumentError unless `bias`, the argument `name`, can be added to scores of shape `wanted`.
 
     Every size is that of the scores, or 1. Not fewer dimensions: of `[3, q_len, kv_len]` no one could tell whether
     the 3 counts sequences or heads.
     """
+    if not isinstance(bias, torch.Tensor):
+        raise InvalidArgumentError(f"{name} is of type {type(bias).__name__}; give a float tensor or None.")
     if not bias.dtype.is_floating_point:
         raise InvalidArgumentError(
             f"{name} has dtype {bias.dtype}; it is added to the scores: give a float tensor, 0 where a query sees a "
@@ -111,11 +116,11 @@ def check_bias(name: str, bias: torch.Tensor, wanted: tuple[int, ...], q: torch.
         )
     if bias.dim() != len(wanted) or any(a not in (1, b) for a, b in zip(bias.shape, wanted, strict=True)):
         raise InvalidArgumentError(
-            f"{name} has shape {list(bias.shape)} and the scores of q {list(q.shape)} have {list(wanted)}; each size "
-            "must be equal, or 1 in the bias."
+            f"{name} has shape {list(bias.shape)} and the scores it is added to {list(wanted)}; each size of it must "
+            "be that of the scores, or 1."
         )
-    if bias.device != q.device:
-        raise InvalidArgumentError(f"{name} is on {bias.device} and q on {q.device}; move one to the other.")
+    if bias.device != device:
+        raise InvalidArgumentError(f"{name} is on {bias.device} and the scores on {device}; move it there.")
 
 
 def check_output_dtype(output_dtype: torch.dtype | None, dtype: torch.dtype) -> torch.dtype:

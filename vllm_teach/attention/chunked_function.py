@@ -17,6 +17,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from vllm_teach import counters
+from vllm_teach.attention.autocast import without_autocast
 from vllm_teach.attention.chunk_summaries import (
     Chunk,
     ChunkedCall,
@@ -44,8 +45,7 @@ class ChunkedAttention(torch.autograd.Function):
         ctx: Any, call: ChunkedCall, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See `forward_chunks`."""
-        with torch.autocast(q.device.type, enabled=False):  # it would round float32 products to the lower precision
-            out, lse = forward_chunks(call, q, k, v, bias)
+        out, lse = forward_chunks(call, q, k, v, bias)
         ctx.call = call
         ctx.save_for_backward(q, k, v, bias, out, lse)
         return out, lse
@@ -55,11 +55,10 @@ class ChunkedAttention(torch.autograd.Function):
     def backward(ctx: Any, dout: torch.Tensor, dlse: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """See `backward_chunks`."""
         q, k, v, bias, out, lse = ctx.saved_tensors
-        with torch.autocast(q.device.type, enabled=False):
-            grads = backward_chunks(ctx.call, q, k, v, bias, (out, lse), (dout, dlse), ctx.needs_input_grad[4])
-        return None, *grads
+        return None, *backward_chunks(ctx.call, q, k, v, bias, (out, lse), (dout, dlse), ctx.needs_input_grad[4])
 
 
+@without_autocast
 def forward_chunks(
     call: ChunkedCall, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -88,6 +87,7 @@ def forward_chunks(
     return out, lse
 
 
+@without_autocast
 def backward_chunks(
     call: ChunkedCall,
     q: torch.Tensor,

@@ -49,7 +49,9 @@ class CacheBlocks:
                 raise InvalidArgumentError(f"k_cache has shape {list(k_cache.shape)}; a block must hold a key.")
             return cls(k_cache, v_cache, block_table.tolist())
         if cache_batch_idx is None and batch > len(k_cache):
-            raise InvalidArgumentError(f"q has {batch} sequences and k_cache {len(k_cache)} rows; give one row for each.")
+            raise InvalidArgumentError(
+                f"q has {batch} sequences and k_cache {len(k_cache)} rows; give one row for each."
+            )
         rows = list(range(batch))
         if cache_batch_idx is not None:
             check_ints("cache_batch_idx", cache_batch_idx, (batch,))

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 import torch
 
 from vllm_teach.attention.flash_cache import CacheBlocks, check_ints
-from vllm_teach.attention.flash_interface import variant_arguments
+from vllm_teach.attention.flash_interface import flash_arguments
 from vllm_teach.attention.rotary import apply_rotary
 from vllm_teach.attention.shapes import AttentionShape, check_count
 from vllm_teach.attention.split_kv import choose_num_splits_for, split_kv_attention
+from vllm_teach.attention.tiled import flash_attention
 from vllm_teach.attention.variant import Variant
 from vllm_teach.errors import InvalidArgumentError
 
@@ -68,13 +69,15 @@ def flash_attn_with_kvcache(
 
     Differences from FlashAttention 2: its log-sum-exp of an empty row is +inf; blocks must hold a multiple of 256 keys
     and exclude `cache_leftpad`; dtypes are float16 and bfloat16; rotary_dim is a multiple of 16, and the tables have
-    q's dtype and as many rows as the cache has slots, not only as many as are used; of a repeated row any writer may
-    stay; a length beyond the cache is not noticed.
+    q's dtype and as many rows as the cache has slots, not only as many as are used; queries are turned as without a
+    window when the window is as long as the cache; of a repeated row any writer may stay; a length beyond the cache is
+    not noticed.
 
     Raises InvalidArgumentError, naming the argument, when the arguments do not fit together, the cache or block table
     has no room for cache_seqlens + new_len keys, or a gradient is asked for: there is no backward here.
     """
     _check_tensors(q, k_cache, v_cache, k, v)
+    _check_no_gradient(rotary_cos=rotary_cos, rotary_sin=rotary_sin, alibi_slopes=alibi_slopes)
     batch, q_len, q_heads, head_dim = q.shape
     blocks = CacheBlocks.of(k_cache, v_cache, batch, cache_batch_idx, block_table)
     new_len = 0 if k is None else k.shape[1]
@@ -85,10 +88,13 @@ def flash_attn_with_kvcache(
 
     longest = max((end - start for start, end in zip(starts, ends, strict=True)), default=0)
     shape = AttentionShape(batch, q_len, longest, q_heads, k_cache.shape[2], head_dim)
-    arguments = variant_arguments(softmax_scale, causal, window_size, softcap, alibi_slopes)
+    arguments = flash_arguments(softmax_scale, causal, window_size, softcap, alibi_slopes)
     variant = Variant.of(shape, q.device, **arguments)
     if check_count("num_splits", num_splits, 0) == 0:
         num_splits = choose_num_splits_for(shape, q.device)
+
+    if alibi_slopes is not None:
+        arguments["alibi_slopes"] = alibi_slopes = alibi_slopes.detach()
 
     with torch.no_grad():
         ordered = variant.pattern is not None  # causal or local: the queries stand one behind the other
@@ -104,7 +110,11 @@ def flash_attn_with_kvcache(
             if alibi_slopes is not None and alibi_slopes.dim() == 2:
                 arguments["alibi_slopes"] = alibi_slopes[index]
             one = slice(index, index + 1)
-            out[one], lse[one] = split_kv_attention(q[one], keys[None], values[None], num_splits, **arguments)
+            if num_splits == 1:
+                found = flash_attention(q[one], keys[None], values[None], return_lse=True, **arguments)
+            else:
+                found = split_kv_attention(q[one], keys[None], values[None], num_splits, **arguments)
+            out[one], lse[one] = found
     return (out, lse) if return_softmax_lse else out
 
 
@@ -219,11 +229,16 @@ def _check_one(name: str, tensor: torch.Tensor, q: torch.Tensor) -> None:
         raise InvalidArgumentError(f"{name} has dtype {tensor.dtype} and q {q.dtype}; convert one to the other.")
     if tensor.device != q.device:
         raise InvalidArgumentError(f"{name} is on {tensor.device} and q on {q.device}; move one to the other.")
-    if tensor.requires_grad and torch.is_grad_enabled():
-        raise InvalidArgumentError(
-            f"{name} requires a gradient, and decoding from a cache has none; "
-            "call this under torch.no_grad(), or use flash_attn_func."
-        )
+    _check_no_gradient(**{name: tensor})
+
+
+def _check_no_gradient(**tensors: torch.Tensor | None) -> None:
+    for name, tensor in tensors.items():
+        if isinstance(tensor, torch.Tensor) and tensor.requires_grad and torch.is_grad_enabled():
+            raise InvalidArgumentError(
+                f"{name} requires a gradient, and decoding from a cache has none; "
+                "call this under torch.no_grad(), or use flash_attn_func."
+            )
 
 
 def _overlaps(tensor: torch.Tensor) -> bool:

@@ -6,18 +6,36 @@ interface. Its own attention has had no CPU path since version 0.0.22.
 
 from __future__ import annotations
 
+from typing import TypedDict
+
 import torch
 
 from vllm_teach.attention.attn_bias.base import AttentionBias
 from vllm_teach.attention.attn_bias.sequences import SequenceBias
 from vllm_teach.attention.attn_bias.triangular import LowerTriangularMaskWithTensorBias, PatternBias
-from vllm_teach.attention.chunked import check_bias, check_output_dtype, chunked_attention
-from vllm_teach.attention.memory_efficient_inputs import check_probability, heads_apart, heads_together, score_shape
+from vllm_teach.attention.chunked import check_output_dtype, chunked_attention
+from vllm_teach.attention.dropout import check_dropout
+from vllm_teach.attention.memory_efficient_inputs import (
+    bias_over_heads,
+    check_inputs,
+    check_probability,
+    heads_apart,
+    heads_together,
+    score_shape,
+)
 from vllm_teach.attention.patterns.base import Pattern
-from vllm_teach.attention.variant import Variant
 from vllm_teach.errors import InvalidArgumentError
 
 Bias = torch.Tensor | AttentionBias | Pattern | None
+
+
+class ChunkedArguments(TypedDict):
+    """What all sequences of a call have in common."""
+
+    scale: float | None
+    dropout_p: float
+    dropout_seed: int
+    output_dtype: torch.dtype
 
 
 def memory_efficient_attention(
@@ -109,8 +127,8 @@ def memory_efficient_attention_partial(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (out, lse) over some of the keys, for `merge_attentions` to merge with those over the others.
 
-    out is float32 unless `output_dtype` says otherwise (float64 for float64 input), so that rounding happens once, after
-    the merge. Both are differentiable; xFormers' are not. The shape of lse: `..._forward_requires_grad`.
+    out is float32 unless `output_dtype` says otherwise (float64 for float64 input), so that rounding happens once,
+    after the merge. Both are differentiable; xFormers' are not. The shape of lse: `..._forward_requires_grad`.
 
     Raises InvalidArgumentError as `memory_efficient_attention` does, and for a `p` other than 0.
     """
@@ -141,5 +159,63 @@ def _attend(
         raise InvalidArgumentError(
             f"op is {op!r}; leave it None: there is one implementation here, and vllm_teach.backends has the others."
         )
+    check_inputs(query, key, value)
+    check_probability(p)
+    arguments: ChunkedArguments = {
+        "scale": scale,
+        "dropout_p": p,
+        "dropout_seed": check_dropout(p, None),  # one for all sequences; each has its own index in the counter
+        "output_dtype": check_output_dtype(output_dtype, query.dtype),
+    }
     q, k, v = heads_together(query, key, value)
-    ...
+    if isinstance(attn_bias, SequenceBias):
+        out, lse = _attend_sequences(q, k, v, attn_bias, arguments)
+    else:
+        pattern, tensor = _pattern_and_tensor(attn_bias, query, key)
+        out, lse = chunked_attention(q, k, v, pattern=pattern, bias=tensor, return_lse=True, **arguments)
+    return heads_apart(out, lse, query)
+
+
+def _attend_sequences(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: SequenceBias, arguments: ChunkedArguments
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attend within each sequence of `bias`; q, k and v are `[1, tokens, heads, head_dim]`."""
+    if q.shape[0] != 1:
+        raise InvalidArgumentError(
+            f"query has batch size {q.shape[0]} and attn_bias is a {type(bias).__name__}; lay the sequences behind one "
+            "another, in a batch of 1."
+        )
+    bias.check_queries("query", q.shape[1])
+    bias.check_keys("key", k.shape[1])
+    pieces = zip(bias.q_seqinfo.pieces(q), bias.keys_of_each(k), bias.keys_of_each(v), strict=True)
+    results = []
+    for i, (q_i, k_i, v_i) in enumerate(pieces):
+        pattern = bias.block_pattern(q_i.shape[1], k_i.shape[1])
+        results.append(chunked_attention(q_i, k_i, v_i, pattern=pattern, first_batch=i, return_lse=True, **arguments))
+    if not results:
+        return chunked_attention(q, k, v, return_lse=True, **arguments)  # of no queries
+    outs, lses = zip(*results, strict=True)
+    return torch.cat(outs, dim=1), torch.cat(lses, dim=2)
+
+
+def _pattern_and_tensor(
+    attn_bias: Bias, query: torch.Tensor, key: torch.Tensor
+) -> tuple[Pattern | None, torch.Tensor | None]:
+    """Return what the bias hides and what it adds, as `[batch, heads, q_len, kv_len]` but for sizes of 1."""
+    shape = score_shape(query, key)
+    if attn_bias is None or isinstance(attn_bias, Pattern):
+        return attn_bias, None
+    if isinstance(attn_bias, torch.Tensor):
+        return None, bias_over_heads(attn_bias, shape, query.device)
+    if isinstance(attn_bias, LowerTriangularMaskWithTensorBias):
+        return attn_bias.pattern(*shape[-2:]), bias_over_heads(attn_bias.bias, shape, query.device)
+    if isinstance(attn_bias, PatternBias):
+        return attn_bias.pattern(*shape[-2:]), None
+    if isinstance(attn_bias, AttentionBias):
+        dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
+        return None, bias_over_heads(attn_bias.materialize(shape, dtype, query.device), shape, query.device)
+    shown = f"the class {attn_bias.__name__}" if isinstance(attn_bias, type) else f"of type {type(attn_bias).__name__}"
+    raise InvalidArgumentError(
+        f"attn_bias is {shown}; give a tensor, an object of a class of vllm_teach.attention.attn_bias, a Pattern of "
+        "vllm_teach.attention.patterns, or None."
+    )

@@ -14,7 +14,7 @@ import torch
 from vllm_teach import counters
 from vllm_teach.attention.dropout import keep_mask
 from vllm_teach.attention.scores import add_alibi, soft_cap
-from vllm_teach.attention.shapes import AttentionShape, check_qkv
+from vllm_teach.attention.shapes import AttentionShape, check_count, check_qkv
 from vllm_teach.attention.traffic import naive_steps
 from vllm_teach.attention.variant import Variant, VariantArguments
 from vllm_teach.errors import InvalidArgumentError
@@ -67,6 +67,7 @@ def naive_attention(
     """
     shape = check_qkv(q, k, v)
     variant = Variant.of(shape, q.device, **arguments)
+    check_count("first_batch", first_batch, 0)
     visible = _visible(shape, variant, mask, q.device)
 
     q_ = q.transpose(1, 2)  # [batch, q_heads, q_len, head_dim]

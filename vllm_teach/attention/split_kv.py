@@ -15,9 +15,10 @@ from typing import Unpack
 
 import torch
 
+from vllm_teach.attention.autocast import without_autocast
 from vllm_teach.attention.online_softmax import SoftmaxState, finish, update
 from vllm_teach.attention.patterns.base import TileKind
-from vllm_teach.attention.scores import grouped_slopes, modify_scores
+from vllm_teach.attention.score_tiles import ScoreTiles, stack_groups, unstack_groups
 from vllm_teach.attention.shapes import AttentionShape, check_count, check_qkv
 from vllm_teach.attention.variant import Variant, VariantArguments
 from vllm_teach.errors import InvalidArgumentError
@@ -26,6 +27,7 @@ _Tile = tuple[tuple[int, int], int]  # the (first, end) of its keys, and what th
 _MOST_SPLITS = 128  # FlashAttention's limit: what a further split saves is less than what its merge costs
 
 
+@without_autocast
 def split_kv_attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -67,12 +69,14 @@ def merge_attention(outs: Sequence[torch.Tensor], lses: Sequence[torch.Tensor]) 
 
     Each of `outs` is `[batch, q_len, q_heads, head_dim]`, each of `lses` `[batch, q_heads, q_len]`. A part's weight is
     its share of the softmax's denominator: exp(its lse - lse of all). A part in which a row saw no key has lse -inf
-    and weight 0; a row that saw no key in any gives 0 and -inf. Computed in the dtype of `lses`; out has that of `outs`.
+    and weight 0; a row that saw no key in any gives 0 and -inf. Computed in the dtype of `lses`; out has `outs`' dtype.
 
     Raises InvalidArgumentError when there is no part, or the parts' shapes do not fit each other.
     """
     if not outs or len(outs) != len(lses):
-        raise InvalidArgumentError(f"outs has {len(outs)} parts and lses {len(lses)}; give one or more, as many of both.")
+        raise InvalidArgumentError(
+            f"outs has {len(outs)} parts and lses {len(lses)}; give one or more, as many of both."
+        )
     batch, q_len, q_heads, _ = outs[0].shape
     for out, lse in zip(outs, lses, strict=True):
         if out.shape != outs[0].shape or lse.shape != (batch, q_heads, q_len):
@@ -97,6 +101,7 @@ def share_out(tiles: Sequence[_Tile], num_splits: int) -> list[Sequence[_Tile]]:
     """
     per_split = max(1, -(-len(tiles) // num_splits))
     return [tiles[first : first + per_split] for first in range(0, len(tiles), per_split)] or [tiles]
+
 
 def choose_num_splits(
     batch: int, heads: int, q_len: int, kv_len: int, num_workers: int, *, tile_q: int = 64, tile_k: int = 128
@@ -152,26 +157,24 @@ def _attend(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (out, lse) of all queries over the keys of `tiles` alone, both in the dtype that is computed in."""
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    slopes = grouped_slopes(variant.alibi_slopes, shape.kv_heads)
-    grouped = (shape.group, shape.q_len)
-    rows = (shape.batch, shape.kv_heads, shape.group * shape.q_len)
-    q_ = q.unflatten(2, (shape.kv_heads, shape.group)).permute(0, 2, 3, 1, 4)  # [batch, kv_heads, group, q_len, d]
-    q_ = q_.flatten(2, 3).to(dtype) * variant.scale  # [batch, kv_heads, group * q_len, head_dim]
-    state = SoftmaxState.empty(rows, shape.head_dim, dtype=dtype, device=q.device)
+    modifier = ScoreTiles.of(shape, variant, q.device, first_batch=0)
+    rows = (0, shape.q_len)
+    q_ = stack_groups(q, shape).to(dtype) * variant.scale  # [batch, kv_heads, group * q_len, head_dim]
+    state = SoftmaxState.empty(q_.shape[:-1], shape.head_dim, dtype=dtype, device=q.device)
     for keys, kind in tiles:
         k_tile, v_tile = (t[:, slice(*keys)].transpose(1, 2).to(dtype) for t in (k, v))  # [batch, kv_heads, keys, d]
-        scores = (q_ @ k_tile.transpose(-2, -1)).unflatten(2, grouped)  # [batch, kv_heads, group, q_len, keys]
-        scores = modify_scores(scores, variant, slopes, (0, shape.q_len), keys, shape.causal_offset, kind)
-        state = update(state, scores.flatten(2, 3), v_tile)
-    out, lse = finish(state)  # [batch, kv_heads, group * q_len, head_dim], [batch, kv_heads, group * q_len]
-    out = out.unflatten(2, grouped).permute(0, 3, 1, 2, 4)  # [batch, q_len, kv_heads, group, head_dim]
-    return out.flatten(2, 3), lse.reshape(shape.batch, shape.q_heads, shape.q_len)
+        scores = q_ @ k_tile.transpose(-2, -1)  # [batch, kv_heads, group * q_len, keys]
+        state = update(state, modifier.modify(scores, rows, keys, kind), v_tile)
+    out, lse = finish(state)
+    return unstack_groups(out, shape), lse.reshape(shape.batch, shape.q_heads, shape.q_len)
 
 
 def _visible_tiles(shape: AttentionShape, variant: Variant, tile_k: int) -> list[_Tile]:
     """Return the tiles in which some query sees some key, in order; all queries are rows of each."""
     bounds = [(start, min(start + tile_k, shape.kv_len)) for start in range(0, shape.kv_len, tile_k)]
-    if variant.pattern is None or shape.q_len == 0:
+    if shape.q_len == 0:
+        return []
+    if variant.pattern is None:
         return [(keys, TileKind.FULL) for keys in bounds]
     kinds = variant.pattern.tile_map(shape.q_len, shape.kv_len, shape.q_len, tile_k)  # [1, tiles]
     return [(keys, kind) for keys, kind in zip(bounds, kinds[0].tolist(), strict=True) if kind != TileKind.EMPTY]

@@ -7,10 +7,9 @@ The gradient is in `tiled_backward`.
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypedDict, Unpack, overload
+from typing import Any, Literal, Unpack, overload
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from vllm_teach import counters
 from vllm_teach.attention.autocast import without_autocast
@@ -81,14 +80,20 @@ class TiledAttention(torch.autograd.Function):
         """Keep what is linear in n, and no probability."""
         out, lse = flash_attention_forward(q, k, v, **arguments)
         ctx.save_for_backward(q, k, v, out, lse)
+        ctx.set_materialize_grads(False)  # a result that the loss does not use has None as its gradient
         ctx.arguments = arguments
         return out, lse
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dout: torch.Tensor, dlse: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         """Compute the gradients of q, k and v; `arguments` has none."""
-        return *flash_attention_backward(dout, *ctx.saved_tensors, dlse=dlse, **ctx.arguments), None
+        if torch.is_grad_enabled():  # not PyTorch's once_differentiable: it lets a constant dout through, in silence
+            raise InvalidArgumentError(
+                "create_graph is True; flash_attention can be differentiated once: for more, use naive_attention."
+            )
+        q, k, v, out, lse = ctx.saved_tensors
+        dout = torch.zeros_like(out) if dout is None else dout
+        return *flash_attention_backward(dout, q, k, v, out, lse, dlse=dlse, **ctx.arguments), None
 
 
 @without_autocast
@@ -108,7 +113,8 @@ def flash_attention_forward(
     `[batch, q_heads, q_len]`. Lengths need not be multiples of the tiles. `arguments` are those of `Variant`: causal,
     scale, window_size, pattern, softcap, alibi_slopes, dropout_p, dropout_seed. Tile pairs that the pattern empties
     are skipped, those that it leaves whole are not masked. A row that sees no key gives 0 and -inf. `first_batch` is
-    the batch index of the first sequence in the dropout mask, for callers that cut a batch up.
+    the batch index of the first sequence in the dropout mask, for callers that cut a batch up. Autograd can go through
+    the loop, but keeps what it meets there, n² numbers: use `flash_attention`.
 
     Scores, statistics, accumulator and lse are float32 for float16, bfloat16 and float32 input, and float64 for
     float64 input, under autocast too; out has q's dtype. A NaN in v that the mask hides spreads (0 · NaN is NaN) to

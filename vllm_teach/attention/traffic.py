@@ -11,7 +11,7 @@ draws its mask again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from vllm_teach.attention.shapes import AttentionShape, check_count
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from vllm_teach.attention.patterns.base import Pattern
 
-# A GPU's matrix units multiply 16 x 16 pieces: a narrower tile of keys would leave them idle.
-_NARROWEST_TILE_K = 16
+# A GPU's matrix units multiply 16 x 16 pieces: a narrower tile would leave them idle.
+_NARROWEST_TILE = 16
 
 
 def accumulator_bytes(input_bytes: int) -> int:
@@ -54,17 +54,26 @@ def choose_tile(head_dim: int, input_bytes: int, fast_memory_bytes: int) -> tupl
     head_dim = check_count("head_dim", head_dim, 1)
     input_bytes = check_count("input_bytes", input_bytes, 1)
     fast_memory_bytes = check_count("fast_memory_bytes", fast_memory_bytes, 1)
-    tile_q = 1 << (fast_memory_bytes.bit_length() - 1)
-    while tile_q >= 1:
-        tile_k = tile_q
-        while tile_k >= min(_NARROWEST_TILE_K, tile_q):
-            if working_set_bytes(tile_q, tile_k, head_dim, input_bytes) <= fast_memory_bytes:
-                return tile_q, tile_k
-            tile_k //= 2
-        tile_q //= 2
-    smallest = working_set_bytes(1, 1, head_dim, input_bytes)
+    return largest_pair(
+        lambda tile_q, tile_k: working_set_bytes(tile_q, tile_k, head_dim, input_bytes), fast_memory_bytes
+    )
+
+
+def largest_pair(working_set: Callable[[int, int], int], fast_memory_bytes: int) -> tuple[int, int]:
+    """Return (a, b), powers of two: a as large as fits, then b as large as fits, from min(16, a) to a.
+
+    `working_set(a, b)` is what must fit. Raises InvalidArgumentError when not even (1, 1) does.
+    """
+    a = 1 << (fast_memory_bytes.bit_length() - 1)
+    while a >= 1:
+        b = a
+        while b >= min(_NARROWEST_TILE, a):
+            if working_set(a, b) <= fast_memory_bytes:
+                return a, b
+            b //= 2
+        a //= 2
     raise InvalidArgumentError(
-        f"fast_memory_bytes is {fast_memory_bytes}; one query and one key of head_dim {head_dim} need {smallest}."
+        f"fast_memory_bytes is {fast_memory_bytes}; one query and one key need {working_set(1, 1)}."
     )
 
 

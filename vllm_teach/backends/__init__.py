@@ -1,6 +1,6 @@
 """Attention implementations behind one signature, one file each.
 
-A backend is a module with `name`, `unavailable()`, `supports(spec)` and `run(q, k, v, causal=, scale=, window=)`; see
+A backend is a module with `name`, `unavailable()`, `supports(spec)` and `run(q, k, v, layout=…, causal=…, …)`; see
 `spec.Backend`. It is imported when it is asked for, and its library when it is run.
 """
 
@@ -18,8 +18,10 @@ __all__ = ["AttentionSpec", "Backend", "availability", "get", "names"]
 _MODULES = {
     "naive": "vllm_teach.backends.naive",
     "tiled": "vllm_teach.backends.tiled",
+    "memory_efficient": "vllm_teach.backends.memory_efficient",
     "sdpa": "vllm_teach.backends.sdpa",
     "flex": "vllm_teach.backends.flex",
+    "cpu": "vllm_teach.backends.cpu",
     "flash_attn": "vllm_teach.backends.flash_attn",
     "xformers": "vllm_teach.backends.xformers",
 }

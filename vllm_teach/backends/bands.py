@@ -1,23 +1,22 @@
-"""Read a pattern as a band: the masks that libraries know by two numbers, and what of them hides anything at all."""
+"""The masks that libraries know by two numbers, and what of them hides anything at all in a call."""
 
 from __future__ import annotations
 
-from vllm_teach.attention.patterns.base import Both, Pattern
-from vllm_teach.attention.patterns.simple import Causal, LocalWindow
+from vllm_teach.attention.patterns.band import as_band
+from vllm_teach.attention.patterns.base import Pattern
 
 Band = tuple[int, int]
 
-EVERYTHING: Band = (-1, -1)
 CAUSAL: Band = (-1, 0)
 
 
 def band_of(pattern: Pattern | None, q_len: int, kv_len: int) -> Band | None:
     """Return (left, right), how many keys before and after its own position a query sees; None if `pattern` is no band.
 
-    -1 stands for all keys of that side, and is returned too for a limit that hides none of these lengths: one query
-    without a window is (-1, -1) under the causal mask, since it stands behind every key.
+    -1 stands for all keys of that side, and is returned too for a limit that hides none of these lengths, or of
+    shorter ones: one query is (-1, -1) under the causal mask, since it stands behind every key.
     """
-    found = _limits(pattern)
+    found = as_band(pattern)
     if found is None:
         return None
     left, right = found
@@ -34,20 +33,3 @@ def blind_rows(band: Band, q_len: int, kv_len: int) -> int:
         return q_len
     right = band[1]
     return 0 if right == -1 else min(q_len, max(0, q_len - kv_len - right))
-
-
-def _limits(pattern: Pattern | None) -> Band | None:
-    if pattern is None:
-        return EVERYTHING
-    if isinstance(pattern, Causal):
-        return CAUSAL
-    if isinstance(pattern, LocalWindow):
-        return pattern.left, pattern.right
-    if isinstance(pattern, Both):
-        a, b = _limits(pattern.a), _limits(pattern.b)
-        return None if a is None or b is None else (_tighter(a[0], b[0]), _tighter(a[1], b[1]))
-    return None
-
-
-def _tighter(a: int, b: int) -> int:
-    return max(a, b) if min(a, b) == -1 else min(a, b)

@@ -12,7 +12,7 @@ from vllm_teach.attention.layout import Layout, Varlen
 from vllm_teach.attention.shapes import AttentionShape
 from vllm_teach.attention.variant import Variant, VariantArguments
 from vllm_teach.backends.bands import band_of, blind_rows
-from vllm_teach.backends.blind_rows import attend_seeing_rows
+from vllm_teach.backends.blind_rows import attend_seeing_rows, nothing_seen
 from vllm_teach.backends.call import check_call
 from vllm_teach.backends.spec import AttentionSpec
 from vllm_teach.errors import MissingDependencyError
@@ -72,9 +72,9 @@ def run(
     options = _options(shape, variant)
     if layout is None:
         blind = blind_rows(options["window_size"], shape.q_len, shape.kv_len)
-        return attend_seeing_rows(lambda rows: library.flash_attn_func(rows, k, v, **options), q, blind)
+        return attend_seeing_rows(lambda rows: library.flash_attn_func(rows, k, v, **options), q, k, v, blind)
     if q.numel() == 0 or shape.kv_len == 0:
-        return torch.zeros_like(q)
+        return nothing_seen(q, k, v)
     if isinstance(layout, Varlen):
         starts = {"cu_seqlens_k": layout.cu_seqlens_k}
     else:

@@ -18,6 +18,7 @@ from vllm_teach.attention.layout import Layout
 from vllm_teach.attention.sequencewise import attend_sequences
 from vllm_teach.attention.shapes import AttentionShape
 from vllm_teach.attention.variant import Variant, VariantArguments
+from vllm_teach.backends.blind_rows import nothing_seen
 from vllm_teach.backends.call import check_call
 from vllm_teach.backends.spec import AttentionSpec
 
@@ -75,7 +76,7 @@ def _attend_checked(
     from vllm_teach.backends.flex_mask import block_mask
 
     if q.numel() == 0 or shape.kv_len == 0:
-        return torch.zeros_like(q)
+        return nothing_seen(q, k, v)
     with torch._dynamo.config.patch(recompile_limit=_MOST_KERNELS):
         out = _compiled()(
             *(_padded(tensor) for tensor in (q, k, v)),

@@ -32,43 +32,35 @@ def room(length: int) -> int:
 def block_mask(pattern: Pattern | None, q_len: int, kv_len: int, device: torch.device) -> BlockMask:
     """Return the BlockMask of `pattern` for tensors padded to `room(q_len)` and `room(kv_len)` positions.
 
-    None shows every key. Padded keys are hidden, and padded queries see nothing. `q_len` and `kv_len` are at least 1.
+    None shows every key. Padded keys are hidden; what padded queries see means nothing. Both lengths are at least 1.
     Raises InvalidArgumentError when the pattern is not defined for such lengths.
     """
     rule = pattern if pattern is not None else LocalWindow(-1, -1)
     kinds = rule.tile_map(q_len, kv_len, TILE, TILE)
-    # A short tile that the pattern shows whole still hides the padding behind its end.
-    if q_len % TILE:
-        kinds = _demote(kinds, -1, slice(None))
     if kv_len % TILE:
-        kinds = _demote(kinds, slice(None), -1)
+        kinds = kinds.clone()
+        kinds[:, -1].clamp_(max=int(TileKind.PARTIAL))  # shown whole, it still hides the padding behind the last key
     partial = torch.nonzero(kinds == TileKind.PARTIAL)
     seen = [visible & real for visible, real in look(rule, partial, q_len, kv_len, TILE, TILE)]
-    # Slot 0 is for tiles that need no look; as many slots as a power of two, since a kernel is compiled for each size.
-    tiles = torch.zeros(1 << len(partial).bit_length(), TILE, TILE, dtype=torch.bool)
+    grown = torch.zeros(room(q_len) // TILE, room(kv_len) // TILE, dtype=torch.int8)  # EMPTY
+    grown[: kinds.shape[0], : kinds.shape[1]] = kinds
+    # A slot for each PARTIAL tile, one for all EMPTY and one for all FULL ones; the kernel does not look into those
+    # two. As many slots as a power of two, since a kernel is compiled for each size.
+    tiles = torch.zeros(1 << (len(partial) + 1).bit_length(), TILE, TILE, dtype=torch.bool)
+    tiles[1] = True
     if seen:
-        tiles[1 : len(partial) + 1] = torch.cat(seen)
-    q_tiles, k_tiles = room(q_len) // TILE, room(kv_len) // TILE
-    slots = torch.zeros(q_tiles, k_tiles, dtype=torch.int32)
-    slots[partial[:, 0], partial[:, 1]] = torch.arange(1, len(partial) + 1, dtype=torch.int32)
+        tiles[2 : len(partial) + 2] = torch.cat(seen)
+    slots = (grown == TileKind.FULL).int()
+    slots[partial[:, 0], partial[:, 1]] = torch.arange(2, len(partial) + 2, dtype=torch.int32)
     tiles, slots = tiles.to(device), slots.to(device)
 
     def looked_up(batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         return tiles[slots[query // TILE, key // TILE], query % TILE, key % TILE]
 
-    grown = torch.zeros(q_tiles, k_tiles, dtype=torch.int8)  # EMPTY
-    grown[: kinds.shape[0], : kinds.shape[1]] = kinds
     some, whole = (_rows(grown == kind, device) for kind in (TileKind.PARTIAL, TileKind.FULL))
     return BlockMask.from_kv_blocks(
         *some, *whole, BLOCK_SIZE=TILE, mask_mod=looked_up, seq_lengths=(room(q_len), room(kv_len))
     )
-
-
-def _demote(kinds: torch.Tensor, rows: int | slice, keys: int | slice) -> torch.Tensor:
-    """Return `kinds` with the FULL tiles of a row or a column made PARTIAL."""
-    changed = kinds.clone()
-    changed[rows, keys] = torch.clamp(kinds[rows, keys], max=int(TileKind.PARTIAL))
-    return changed
 
 
 def _rows(chosen: torch.Tensor, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

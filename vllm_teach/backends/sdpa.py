@@ -13,12 +13,13 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from vllm_teach.attention.layout import Layout
+from vllm_teach.attention.patterns.band import EVERYTHING
 from vllm_teach.attention.scores import distances
 from vllm_teach.attention.sequencewise import attend_sequences
 from vllm_teach.attention.shapes import AttentionShape
 from vllm_teach.attention.variant import Variant, VariantArguments
-from vllm_teach.backends.bands import CAUSAL, EVERYTHING, Band, band_of, blind_rows
-from vllm_teach.backends.blind_rows import attend_seeing_rows
+from vllm_teach.backends.bands import CAUSAL, Band, band_of, blind_rows
+from vllm_teach.backends.blind_rows import attend_seeing_rows, nothing_seen
 from vllm_teach.backends.call import check_call
 from vllm_teach.backends.spec import AttentionSpec
 
@@ -67,6 +68,9 @@ def _attend_checked(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, shape: AttentionShape, variant: Variant
 ) -> torch.Tensor:
     band = band_of(variant.pattern, shape.q_len, shape.kv_len)
+    scale = variant.scale
+    if scale <= 0:  # its CPU kernel masks with -inf and scales afterwards: -inf * scale would be inf or NaN
+        q, scale = (-q, -scale) if scale else (q * 0, 1.0)
 
     def attend(rows: torch.Tensor, mask: torch.Tensor | None, is_causal: bool) -> torch.Tensor:
         out = scaled_dot_product_attention(
@@ -75,7 +79,7 @@ def _attend_checked(
             v.transpose(1, 2),  # [batch, kv_heads, kv_len, head_dim]
             attn_mask=mask,
             is_causal=is_causal,
-            scale=variant.scale,
+            scale=scale,
             enable_gqa=shape.group > 1,
         )
         return out.transpose(1, 2)  # [batch, rows, q_heads, head_dim]
@@ -83,9 +87,9 @@ def _attend_checked(
     if variant.alibi_slopes is None and band in (EVERYTHING, CAUSAL):
         blind = blind_rows(band, shape.q_len, shape.kv_len)
         arguments = _causal_arguments(shape.q_len - blind, shape.kv_len, band)
-        return attend_seeing_rows(lambda rows: attend(rows, *arguments), q, blind)
+        return attend_seeing_rows(lambda rows: attend(rows, *arguments), q, k, v, blind)
     if q.numel() == 0 or shape.kv_len == 0:
-        return torch.zeros_like(q)
+        return nothing_seen(q, k, v)
     visible, added = _dense_mask(shape, variant, q)
     seeing = visible.any(dim=1)  # [q_len]
     out = torch.zeros_like(q)

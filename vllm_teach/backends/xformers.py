@@ -9,11 +9,12 @@ from typing import Any, Unpack
 import torch
 
 from vllm_teach.attention.layout import Layout, Sequences, check_layout
+from vllm_teach.attention.patterns.band import EVERYTHING
 from vllm_teach.attention.patterns.base import Pattern
 from vllm_teach.attention.shapes import AttentionShape
 from vllm_teach.attention.variant import VariantArguments
-from vllm_teach.backends.bands import EVERYTHING, Band, band_of, blind_rows
-from vllm_teach.backends.blind_rows import attend_seeing_rows
+from vllm_teach.backends.bands import Band, band_of, blind_rows
+from vllm_teach.backends.blind_rows import attend_seeing_rows, nothing_seen
 from vllm_teach.backends.call import check_call
 from vllm_teach.backends.spec import AttentionSpec
 from vllm_teach.errors import MissingDependencyError
@@ -88,13 +89,14 @@ def run(
 
     if layout is None:
         blind = blind_rows(band, shape.q_len, shape.kv_len)
-        return attend_seeing_rows(lambda rows: attend(rows, k, v, _dense_bias(ops, band)), q, blind)
+        return attend_seeing_rows(lambda rows: attend(rows, k, v, _dense_bias(ops, band)), q, k, v, blind)
     sequences = check_layout(q, k, v, layout)
     seeing, q_lens = _seeing_rows(sequences, band)
+    if not seeing:
+        return nothing_seen(q, k, v)
     out = torch.zeros_like(q)
-    if seeing:
-        bias = _varlen_bias(ops, band, q_lens, list(sequences.kv_lens))
-        out[seeing] = attend(q[None, seeing], k[None], v[None], bias)[0]
+    bias = _varlen_bias(ops, band, q_lens, list(sequences.kv_lens))
+    out[seeing] = attend(q[None, seeing], k[None], v[None], bias)[0]
     return out
 
 
@@ -103,7 +105,8 @@ def _seeing_rows(sequences: Sequences, band: Band) -> tuple[list[int], list[int]
 
     xFormers' bottom-right masks want at least as many keys as queries: then every row sees one.
     """
-    rows, q_lens = [], []
+    rows: list[int] = []
+    q_lens: list[int] = []
     for index, start in enumerate(sequences.q_starts[:-1]):
         one = sequences.shape_of(index)
         blind = blind_rows(band, one.q_len, one.kv_len)

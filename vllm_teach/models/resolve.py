@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from vllm_teach import data
 from vllm_teach.errors import CacheError, MissingDependencyError, ModelNotFoundError
 from vllm_teach.models.cache import build_once, cache_home, is_complete
 from vllm_teach.models.fetch import SMOLLM2, model_folder
@@ -49,7 +50,11 @@ def _smollm2() -> Path:
     return folder
 
 
-ALIASES: dict[str, Callable[[], Path]] = {"smollm2": _smollm2}
+def _tiny() -> Path:
+    return data.path("tiny-llama")
+
+
+ALIASES: dict[str, Callable[[], Path]] = {"smollm2": _smollm2, "tiny": _tiny}
 
 
 def describe_models() -> dict[str, str]:

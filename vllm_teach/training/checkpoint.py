@@ -34,7 +34,8 @@ def load_checkpoint(file: Path, identity: dict[str, Any]) -> dict[str, Any] | No
         saved = torch.load(file, weights_only=True)
         found, state = saved["identity"], saved["state"]
     except (RuntimeError, EOFError, KeyError, TypeError, pickle.UnpicklingError) as error:
-        raise ModelLoadError(f"checkpoint {file} is damaged ({error}): delete it to start again.") from error
+        reason = type(error).__name__  # PyTorch's own message is an essay about unsafe loading
+        raise ModelLoadError(f"checkpoint {file} is damaged ({reason}): delete it to start again.") from error
     for name in identity.keys() | found.keys():
         if identity.get(name) != found.get(name):
             raise InvalidArgumentError(

@@ -25,8 +25,9 @@ _TEST_FOLDERS = {"test", "tests", "idle_test"}
 # Shorter paragraphs ("Return the number of bytes.") are idioms that documents share, not copies of one another.
 _COPY_LENGTH = 60
 _SHORTEST_DOCUMENT = 100
-# Out of 20 hash values, one gives the part that chooses among checkpoints, one the part that judges the choice.
-_PARTS = {0: "dev", 1: "validation"}
+# Of 20 hash values, one gives the part that chooses among checkpoints, and two the part that judges the choice.
+_PARTS = {0: "dev", 1: "validation", 2: "validation"}
+PARTS = ("train", "dev", "validation")
 
 
 @dataclass(frozen=True)

@@ -55,8 +55,7 @@ class KneserNey:
 
     Each document is a sequence of ids; it is preceded by two ends of text and closed by one (`end_id`), which is
     predicted too. `modified` takes Chen and Goodman's three discounts per order (for counts of 1, 2, and 3 or more) in
-    place of Kneser and Ney's one; it is the stronger model. Raises InvalidArgumentError for an id out of range, and for
-    documents too few to estimate discounts from.
+    place of Kneser and Ney's one; it is the stronger model. Raises InvalidArgumentError for an id out of range.
     """
 
     def __init__(
@@ -100,19 +99,18 @@ class KneserNey:
 def estimate_discounts(counts: Ids, modified: bool) -> Floats:
     """Return what is taken from a count of 0 (nothing), 1, 2, and 3 or more: float64 `[4]`.
 
-    Chen and Goodman 1999, equations 13 and 17, from how many n-grams occur once, twice, three and four times. Raises
-    InvalidArgumentError where one of these numbers is 0, which in a text of some length does not happen.
+    Chen and Goodman 1999, equations 13 and 17, from how many n-grams occur once, twice, three and four times. A text
+    so short that these do not give discounts between 0 and the count gets fixed ones (KenLM's --discount_fallback).
     """
     n1, n2, n3, n4 = (int((counts == count).sum()) for count in (1, 2, 3, 4))
-    wanted = (n1, n2, n3) if modified else (n1, n2)
-    if 0 in wanted:
-        raise InvalidArgumentError(
-            f"documents have {n1}, {n2} and {n3} n-grams that occur once, twice and three times: give more text."
-        )
-    y = n1 / (n1 + 2 * n2)
+    y = n1 / (n1 + 2 * n2) if n1 else 0.0
     if not modified:
-        return np.array([0, y, y, y])
-    return np.array([0, 1 - 2 * y * n2 / n1, 2 - 3 * y * n3 / n2, 3 - 4 * y * n4 / n3])
+        return np.array([0, y, y, y]) if y else np.array([0, 0.5, 0.5, 0.5])
+    if 0 not in (n1, n2, n3):
+        estimated = np.array([0, 1 - 2 * y * n2 / n1, 2 - 3 * y * n3 / n2, 3 - 4 * y * n4 / n3])
+        if (estimated[1:] > 0).all():
+            return estimated
+    return np.array([0, 0.5, 1.0, 1.5])
 
 
 def _look_up(keys: Ids, values: NDArray, wanted: Ids, default: float) -> NDArray:

@@ -16,6 +16,9 @@ class TrainingOptions:
     """The settings of one run; equal settings, tokens and threads give equal losses, bit for bit, on one machine.
 
     - `steps`, `batch_size` (windows a step), `window` (tokens a window).
+    - `long_steps`, `long_window`: the last steps, which take fewer and longer windows, as many tokens in all. Most of
+      what a model learns needs no long context, and attention's cost grows with it (BERT's recipe: Devlin et al. 2019,
+      appendix A.2).
     - `dtype`: "bf16" multiplies matrices in bf16 under autocast, with weights, optimiser state and sums in float32;
       "fp32" does everything in float32.
     - `learning_rate` rises linearly over `warmup_steps` and then falls along a half cosine to `final_fraction` of it.
@@ -30,6 +33,8 @@ class TrainingOptions:
     steps: int = 1000
     batch_size: int = 16
     window: int = 256
+    long_steps: int = 0
+    long_window: int = 512
     dtype: str = "bf16"
     learning_rate: float = 2e-3
     final_fraction: float = 0.05
@@ -45,9 +50,9 @@ class TrainingOptions:
 
     def __post_init__(self) -> None:
         """Raise InvalidArgumentError, naming the first setting that cannot work."""
-        for name in ("steps", "batch_size", "window", "evaluate_every"):
+        for name in ("steps", "batch_size", "window", "long_window", "evaluate_every"):
             self._check_whole(name, 1)
-        for name in ("warmup_steps", "seed"):
+        for name in ("long_steps", "warmup_steps", "seed"):
             self._check_whole(name, 0)
         for name in ("learning_rate", "clip_norm"):
             self._check_number(name, "a positive number", lambda value: 0 < value < math.inf)
@@ -57,6 +62,16 @@ class TrainingOptions:
             self._check_number(name, "a probability from 0 up to, but not, 1", lambda value: 0 <= value < 1)
         if self.dtype not in DTYPES:
             raise InvalidArgumentError(f"dtype={self.dtype!r} is not valid: use 'bf16' or 'fp32'.")
+        if self.long_steps and self.batch_size * self.window < self.long_window:
+            raise InvalidArgumentError(
+                f"long_window={self.long_window} is not valid: a step has {self.batch_size * self.window} tokens."
+            )
+
+    def batch_shape(self, step: int) -> tuple[int, int]:
+        """Return how many windows of how many tokens `step` takes."""
+        if step < self.steps - self.long_steps:
+            return self.batch_size, self.window
+        return self.batch_size * self.window // self.long_window, self.long_window
 
     def _check_whole(self, name: str, lowest: int) -> None:
         value = getattr(self, name)

@@ -7,11 +7,12 @@ most frequent when they were merged. One special token, id 0, ends each document
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vllm_teach.errors import InvalidArgumentError
+from vllm_teach.training.corpus import PARTS, Document
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -46,6 +47,14 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
             f"vocab_size={vocab_size} is more than the texts give, {tokenizer.get_vocab_size()}: lower it."
         )
     return tokenizer
+
+
+def encode_parts(encode: Callable[[str], list[int]], documents: Iterable[Document]) -> dict[str, list[list[int]]]:
+    """Return the token ids of each document, by the part of the corpus that it belongs to."""
+    parts: dict[str, list[list[int]]] = {part: [] for part in PARTS}
+    for document in documents:
+        parts[document.part].append(encode(document.text))
+    return parts
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> None:

@@ -23,6 +23,7 @@ from vllm_teach.training.attend import window_attend
 from vllm_teach.training.batches import batch_at, derive_seed, steps_per_epoch
 from vllm_teach.training.checkpoint import load_checkpoint, save_checkpoint
 from vllm_teach.training.evaluation import stream_loss
+from vllm_teach.training.model import initial_model
 from vllm_teach.training.optimizer import learning_rate, make_optimizer
 from vllm_teach.training.options import TrainingOptions
 from vllm_teach.training.residual_dropout import residual_dropout
@@ -33,13 +34,14 @@ class History:
     """What a run measured: per step the training loss (nats per token, dropout on) and the gradients' norm.
 
     `dev_losses` holds (steps done, nats per token) of each evaluation. `seconds` is the time of the loop, evaluations
-    included.
+    included; `cpu_seconds` is the processor's, of all threads together, which counts no waiting for other programs.
     """
 
     losses: list[float] = field(default_factory=list)
     gradient_norms: list[float] = field(default_factory=list)
     dev_losses: list[tuple[int, float]] = field(default_factory=list)
     seconds: float = 0.0
+    cpu_seconds: float = 0.0
 
     @property
     def best_step(self) -> int:
@@ -75,15 +77,16 @@ def train(
     another run's, or the loss stops being a number; ModelLoadError when the checkpoint is damaged.
     """
     options = options or TrainingOptions()
-    _check(config, tokens, options)
+    _check(config, tokens, dev_tokens, options)
     run = _Run(config, tokens, options, dev_tokens)
     if checkpoint is not None:
         run.resume(checkpoint)
     with residual_dropout(run.model, options.residual_dropout), _bar(run, progress) as bar:
         while run.step < options.steps:
-            started = time.perf_counter()
+            started, cpu_started = time.perf_counter(), time.process_time()
             run.advance()
             run.history.seconds += time.perf_counter() - started
+            run.history.cpu_seconds += time.process_time() - cpu_started
             bar.update()
             bar.set_postfix_str(f"loss {run.history.losses[-1]:.3f}, dev {run.best_loss:.3f}", refresh=False)
             if checkpoint is not None and (run.step % checkpoint_every == 0 or run.step == options.steps):
@@ -115,7 +118,8 @@ class _Run:
         self.history.losses.append(loss)
         self.history.gradient_norms.append(norm)
         if self.dev_tokens is not None and (self.step % options.evaluate_every == 0 or self.step == options.steps):
-            loss = stream_loss(self.model, self.dev_tokens, window=options.window, dtype=options.dtype)
+            window = options.batch_shape(self.step - 1)[1]
+            loss = stream_loss(self.model, self.dev_tokens, window=window, dtype=options.dtype)
             self.history.dev_losses.append((self.step, loss))
             if loss < self.best_loss:
                 self.best_loss = loss
@@ -125,9 +129,8 @@ class _Run:
         options = self.options
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.step, options)
-        inputs, targets = batch_at(
-            self.tokens, self.step, batch_size=options.batch_size, window=options.window, seed=options.seed
-        )
+        batch_size, window = options.batch_shape(self.step)
+        inputs, targets = batch_at(self.tokens, self.step, batch_size=batch_size, window=window, seed=options.seed)
         self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
         loss = batch_loss(self.model, inputs, targets, options)
@@ -171,18 +174,6 @@ class _Run:
         self.best, self.best_loss = state["best"], state["best_loss"]
 
 
-def initial_model(config: ModelConfig, seed: int) -> Decoder:
-    """Return a model to train, in float32: N(0, 0.02), and less for the matrices that write to the residual stream.
-
-    These are divided by sqrt(2 · layers), the number of terms that the stream sums up (GPT-2, section 2.3).
-    """
-    model = Decoder(config).init_random(seed)
-    for name, weight in model.named_parameters():
-        if name.endswith(("o_proj.weight", "down_proj.weight")):
-            weight.div_(math.sqrt(2 * config.num_layers))
-    return model.requires_grad_(True)
-
-
 def batch_loss(model: Decoder, inputs: Tensor, targets: Tensor, options: TrainingOptions) -> Tensor:
     """Return the mean of -ln p of `targets` after `inputs`, int64 `[batch_size, window]` each: a float32 scalar."""
     batch_size, window = inputs.shape
@@ -193,16 +184,23 @@ def batch_loss(model: Decoder, inputs: Tensor, targets: Tensor, options: Trainin
     return F.cross_entropy(logits.float(), targets.flatten())
 
 
-def _check(config: ModelConfig, tokens: Tensor, options: TrainingOptions) -> None:
-    if options.window > config.max_position:
-        raise InvalidArgumentError(
-            f"window={options.window} exceeds the model's context: give at most max_position={config.max_position}."
-        )
-    steps_per_epoch(len(tokens), options.batch_size, options.window)
-    if int(tokens.max()) >= config.vocab_size:
-        raise InvalidArgumentError(
-            f"tokens holds the id {int(tokens.max())}: the model's vocab_size={config.vocab_size} must exceed it."
-        )
+def _check(config: ModelConfig, tokens: Tensor, dev_tokens: Tensor | None, options: TrainingOptions) -> None:
+    for name, ids in (("tokens", tokens), ("dev_tokens", dev_tokens)):
+        if ids is None:
+            continue
+        if not isinstance(ids, Tensor) or ids.dim() != 1 or ids.dtype != torch.int64 or len(ids) < 2:
+            raise InvalidArgumentError(f"{name} is no flat int64 tensor of two ids or more: see join_documents.")
+        if not 0 <= int(ids.min()) <= int(ids.max()) < config.vocab_size:
+            raise InvalidArgumentError(
+                f"{name} holds the ids {int(ids.min())} to {int(ids.max())}: config.vocab_size={config.vocab_size} "
+                f"allows 0 to {config.vocab_size - 1}."
+            )
+    for batch_size, window in {options.batch_shape(0), options.batch_shape(options.steps - 1)}:
+        if window > config.max_position:
+            raise InvalidArgumentError(
+                f"a window of {window} tokens is longer than the model's context: give at most {config.max_position}."
+            )
+        steps_per_epoch(len(tokens), batch_size, window)
 
 
 @contextmanager

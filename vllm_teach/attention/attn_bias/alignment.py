@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 import torch
 
-from vllm_teach.attention.patterns.base import Pattern, Spans
+from vllm_teach.attention.patterns.base import Pattern, Rule
+from vllm_teach.attention.patterns.tiles import Spans
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,16 @@ class Shifted(Pattern):
     def sees(self, q_pos: torch.Tensor, k_pos: torch.Tensor) -> torch.Tensor:
         """See `Pattern.sees`."""
         return self.pattern.sees(q_pos + self.by, k_pos)
+
+    def rule(self, device: torch.device) -> Rule:
+        """See `Pattern.rule`."""
+        seen, by = self.pattern.rule(device), self.by
+        return lambda q_pos, k_pos: seen(q_pos + by, k_pos)
+
+    @property
+    def by_diagonal(self) -> bool:
+        """As the pattern: the diagonals move, and stay diagonals."""
+        return self.pattern.by_diagonal
 
     def classify(self, queries: Spans, keys: Spans) -> torch.Tensor:
         """As exact as the pattern's own."""

@@ -69,7 +69,7 @@ class BlockDiagonalMask(SequenceBias):
         for name, tensors in (("tensors_k", tensors_k), ("tensors_v", tensors_q if tensors_v is None else tensors_v)):
             if len(tensors) != len(tensors_q) or not tensors_q:
                 raise InvalidArgumentError(
-                    f"{name} holds {len(tensors)} tensors and tensors_q {len(tensors_q)}; give equally many, at least 1."
+                    f"{name} holds {len(tensors)} tensors and tensors_q {len(tensors_q)}; give equally many, and one."
                 )
         for i, (q, k) in enumerate(zip(tensors_q, tensors_k, strict=True)):
             if k.shape[0] != q.shape[0] or q.shape[0] == 0:
@@ -159,7 +159,7 @@ class BlockDiagonalCausalFromBottomRightMask(BlockDiagonalMask):
 
 @dataclass(frozen=True, eq=False)
 class BlockDiagonalCausalLocalAttentionMask(BlockDiagonalCausalMask):
-    """Causal and local within each sequence, aligned top-left: query i sees the `_window_size` keys that end with key i.
+    """Causal and local within each sequence, aligned top-left: query i sees `_window_size` keys, key i the last.
 
     Like xFormers it refuses a sequence in which a query's window ends before it reaches a key.
     """
@@ -172,8 +172,8 @@ class BlockDiagonalCausalLocalAttentionMask(BlockDiagonalCausalMask):
         for i, (q_len, kv_len) in enumerate(_lengths(self)):
             if q_len - self._window_size >= kv_len:
                 raise InvalidArgumentError(
-                    f"Sequence {i} has {q_len} queries and {kv_len} keys; with a window of {self._window_size} its last "
-                    "query sees no key: give it more keys or a larger window."
+                    f"Sequence {i} has {q_len} queries and {kv_len} keys; with a window of {self._window_size} its "
+                    "last query sees no key: give it more keys or a larger window."
                 )
 
     def block_pattern(self, q_len: int, kv_len: int) -> Pattern | None:
@@ -183,7 +183,7 @@ class BlockDiagonalCausalLocalAttentionMask(BlockDiagonalCausalMask):
 
 @dataclass(frozen=True, eq=False)
 class BlockDiagonalCausalLocalAttentionFromBottomRightMask(BlockDiagonalCausalFromBottomRightMask):
-    """Causal and local within each sequence, aligned bottom-right: a query sees the `_window_size` keys up to its own."""
+    """Causal and local within each sequence, aligned bottom-right: a query sees `_window_size` keys up to its own."""
 
     _window_size: int = 0  # a default, as the field before it has one; 0 is refused
 

@@ -110,7 +110,7 @@ class BlockDiagonalLocalAttentionPaddedKeysMask(BlockDiagonalPaddedKeysMask):
 
 @dataclass(frozen=True, eq=False)
 class BlockDiagonalCausalLocalAttentionPaddedKeysMask(BlockDiagonalPaddedKeysMask):
-    """Causal and local within each sequence, aligned bottom-right: a query sees the `_window_size` keys up to its own."""
+    """Causal and local within each sequence, aligned bottom-right: a query sees `_window_size` keys up to its own."""
 
     _window_size: int
 

@@ -40,8 +40,8 @@ class PagedBlockDiagonalPaddedKeysMask(SequenceBias):
         _check_pages(self.block_tables, self.page_size)
         if len(self.block_tables) != len(self.k_seqinfo):
             raise InvalidArgumentError(
-                f"block_tables has shape {list(self.block_tables.shape)}; its first size must be {len(self.k_seqinfo)}, "
-                "the number of sequences."
+                f"block_tables has shape {list(self.block_tables.shape)}; its first size must be "
+                f"{len(self.k_seqinfo)}, the number of sequences."
             )
 
     def block_pattern(self, q_len: int, kv_len: int) -> Pattern | None:
@@ -68,30 +68,28 @@ class PagedBlockDiagonalPaddedKeysMask(SequenceBias):
         k_seqinfo = PaddedSeqLenInfo.from_seqlens_padded(kv_seqlen, room, device=device, name="kv_seqlen")
         return cls(q_seqinfo, k_seqinfo, block_tables, page_size)
 
-    def key_slots(self, kv_tokens: int) -> int:
-        """Return the nearest number of slots that is whole pages, and all pages in use."""
-        tables = self.block_tables.tolist()
-        used = [
-            page
-            for table, kv_len in zip(tables, self.k_seqinfo.seqlen_py, strict=True)
-            for page in table[: -(-kv_len // self.page_size)]
-        ]
-        if min(used, default=0) < 0:
-            raise InvalidArgumentError(f"block_tables holds {min(used)} for a page in use; give numbers from 0.")
-        return max(kv_tokens // self.page_size, max(used, default=-1) + 1) * self.page_size
+    def check_keys(self, name: str, tokens: int) -> None:
+        """Raise InvalidArgumentError unless `tokens` are whole pages, and every page in use is among them."""
+        pages, rest = divmod(tokens, self.page_size)
+        if rest:
+            raise InvalidArgumentError(f"{name} has {tokens} tokens; give whole pages of {self.page_size}.")
+        for table, kv_len in zip(self.block_tables.tolist(), self.k_seqinfo.seqlen_py, strict=True):
+            for page in table[: -(-kv_len // self.page_size)]:
+                if not 0 <= page < pages:
+                    raise InvalidArgumentError(f"block_tables holds {page}; {name} has the pages 0 to {pages - 1}.")
 
-    def key_rows(self) -> list[torch.Tensor]:
-        """See `SequenceBias.key_rows`; each is int64 `[kv_len]`, on the table's device."""
+    def key_rows(self, device: torch.device | str) -> list[torch.Tensor]:
+        """See `SequenceBias.key_rows`; each is int64 `[kv_len]`."""
         rows = []
-        for table, kv_len in zip(self.block_tables.long(), self.k_seqinfo.seqlen_py, strict=True):
-            position = torch.arange(kv_len, device=table.device)
+        for table, kv_len in zip(self.block_tables.to(device).long(), self.k_seqinfo.seqlen_py, strict=True):
+            position = torch.arange(kv_len, device=device)
             rows.append(table[position // self.page_size] * self.page_size + position % self.page_size)
         return rows
 
     def keys_of_each(self, x: torch.Tensor) -> Iterator[torch.Tensor]:
         """Gather each sequence's keys from its pages, one sequence at a time; this copies them."""
-        for rows in self.key_rows():
-            yield x[:, rows.to(x.device)]
+        for rows in self.key_rows(x.device):
+            yield x[:, rows]
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,7 +1,7 @@
 """How one dimension is divided among sequences: behind one another, or each in a room of equal size.
 
-The attributes have xFormers' names (there `_SeqLenInfo` and `_PaddedSeqLenInfo`). What ends in `_py` are Python numbers;
-the tensor beside it holds the same, for those who hand it to a kernel.
+The attributes have xFormers' names (there `_SeqLenInfo` and `_PaddedSeqLenInfo`). What ends in `_py` are Python
+numbers; the tensor beside it holds the same, for those who hand it to a kernel.
 """
 
 from __future__ import annotations

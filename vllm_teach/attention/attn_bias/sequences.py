@@ -38,38 +38,38 @@ class SequenceBias(AttentionBias):
     def block_pattern(self, q_len: int, kv_len: int) -> Pattern | None:
         """Return which keys a query sees within a sequence of these lengths; None: all."""
 
-    def key_rows(self) -> Iterable[slice | torch.Tensor]:
-        """Return, for each sequence, which rows of k and v are its keys, in their order."""
+    def key_rows(self, device: torch.device | str) -> Iterable[slice | torch.Tensor]:
+        """Return, for each sequence, which rows of k and v are its keys, in their order; tensors are on `device`."""
         return [slice(*interval) for interval in self.k_seqinfo.intervals()]
 
     def keys_of_each(self, x: torch.Tensor) -> Iterator[torch.Tensor]:
         """Yield each sequence's rows of k or v `[1, slots, …]`, as `[1, kv_len, …]`."""
         yield from self.k_seqinfo.pieces(x)
 
-    def check_tokens(self, q_tokens: int, kv_tokens: int, q_name: str, kv_name: str) -> None:
-        """Raise InvalidArgumentError unless so many queries and keys, in the arguments of these names, are divided."""
-        for name, tokens, wanted in (
-            (q_name, q_tokens, self.q_seqinfo.total),
-            (kv_name, kv_tokens, self.key_slots(kv_tokens)),
-        ):
-            if tokens != wanted:
-                raise InvalidArgumentError(
-                    f"attn_bias, a {type(self).__name__}, divides {wanted} tokens among its sequences and {name} has "
-                    f"{tokens}; make the two equal."
-                )
+    def check_queries(self, name: str, tokens: int) -> None:
+        """Raise InvalidArgumentError unless so many queries, in the argument `name`, are what is divided."""
+        self._check(name, tokens, self.q_seqinfo.total)
 
-    def key_slots(self, kv_tokens: int) -> int:
-        """Return how many rows k and v must have; `kv_tokens` is how many they have."""
-        return self.k_seqinfo.total
+    def check_keys(self, name: str, tokens: int) -> None:
+        """Raise InvalidArgumentError unless so many keys, in the argument `name`, are what is divided."""
+        self._check(name, tokens, self.k_seqinfo.total)
+
+    def _check(self, name: str, tokens: int, wanted: int) -> None:
+        if tokens != wanted:
+            raise InvalidArgumentError(
+                f"{name} has {tokens} tokens and attn_bias, a {type(self).__name__}, divides {wanted} among its "
+                "sequences; make the two equal."
+            )
 
     def materialize(
         self, shape: Sequence[int], dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
     ) -> torch.Tensor:
         """See `AttentionBias.materialize`; the lengths in `shape` are those of all tokens together."""
         q_total, kv_total = lengths_of(shape)
-        self.check_tokens(q_total, kv_total, f"shape {list(shape)}, second to last,", f"shape {list(shape)}, last,")
+        self.check_queries(f"shape[-2] of {list(shape)}", q_total)
+        self.check_keys(f"shape[-1] of {list(shape)}", kv_total)
         visible = torch.zeros(q_total, kv_total, dtype=torch.bool, device=device)
-        rows_of_keys = zip(self.q_seqinfo.intervals(), self.k_seqinfo.intervals(), self.key_rows(), strict=True)
+        rows_of_keys = zip(self.q_seqinfo.intervals(), self.k_seqinfo.intervals(), self.key_rows(device), strict=True)
         for (q_start, q_end), (k_start, k_end), key_rows in rows_of_keys:
             q_len, kv_len = q_end - q_start, k_end - k_start
             pattern = self.block_pattern(q_len, kv_len)

@@ -62,7 +62,8 @@ def to_block_mask(
     kinds = pattern.tile_map(q_len, kv_len, tile_q, tile_k)
     full = kinds == TileKind.FULL
     # FlexAttention masks what a short tile lacks, so that for it the last ones are never full.
-    full[q_len // tile_q :], full[:, kv_len // tile_k :] = False, False
+    full[q_len // tile_q :] = False
+    full[:, kv_len // tile_k :] = False
     cut_count, cut = _indices((kinds != TileKind.EMPTY) & ~full, device)
     full_count, whole = _indices(full, device)
     return BlockMask.from_kv_blocks(

@@ -42,7 +42,7 @@ class GlobalTokens(Pattern):
         q_first, q_last = queries.first[:, None], queries.last[:, None]
         k_first, k_last = keys.first[None, :], keys.last[None, :]
         if self.symmetric:
-            no_global_query = (q_last < 0) | (q_first >= self.n)
+            no_global_query = q_first.clamp(min=0) > q_last.clamp(max=self.n - 1)
             only_global_queries = (q_first >= 0) & (q_last < self.n)
             return kinds((k_first >= self.n) & no_global_query, (k_last < self.n) | only_global_queries)
         return kinds((k_first >= self.n) | (k_first > q_last), (k_last < self.n) & (k_last <= q_first))

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -31,7 +32,7 @@ def draw_traffic_by_length(
 ) -> TrafficCurves:
     """Draw bytes moved against n, both axes logarithmic (one head, fp16, 100 KiB of fast memory); returns the data."""
 
-    def sizes(n: int) -> dict[str, int]:
+    def sizes(n: int) -> dict[str, Any]:
         return {
             "batch": 1,
             "q_len": n,
@@ -42,7 +43,7 @@ def draw_traffic_by_length(
             "input_bytes": 2,
         }
 
-    tiles = {"tile_q": tile[0], "tile_k": tile[1]}
+    tiles: dict[str, Any] = {"tile_q": tile[0], "tile_k": tile[1]}
     data = TrafficCurves(
         lengths=tuple(lengths),
         naive=tuple(naive_traffic(**sizes(n)).bytes_moved for n in lengths),
@@ -96,7 +97,15 @@ def draw_traffic_by_tile(
     At most two fast memories. Filled markers fit the fast memory; open ones do not, and spill. A dotted line stands at
     the largest tile that fits.
     """
-    sizes = {"batch": 1, "q_len": n, "kv_len": n, "q_heads": 1, "kv_heads": 1, "head_dim": head_dim, "input_bytes": 2}
+    sizes: dict[str, Any] = {
+        "batch": 1,
+        "q_len": n,
+        "kv_len": n,
+        "q_heads": 1,
+        "kv_heads": 1,
+        "head_dim": head_dim,
+        "input_bytes": 2,
+    }
     moved = {
         fast: tuple(
             tiled_traffic(**sizes, causal=True, tile_q=tile, tile_k=tile_k, fast_memory_bytes=fast).bytes_moved

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
@@ -9,6 +10,7 @@ from matplotlib.collections import PatchCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Polygon, Rectangle
 
+from vllm_teach.attention.patterns import Causal, TileKind
 from vllm_teach.attention.shapes import AttentionShape
 from vllm_teach.attention.traffic import naive_traffic, tile_pairs, tiled_traffic, working_set_bytes
 from vllm_teach.teaching import style
@@ -77,19 +79,25 @@ def tile_map(
     whole: list[tuple[int, int, int, int]] = []
     cut: list[tuple[int, int, int, int]] = []
     visited = set()
-    for (q_start, q_end), k_tiles in tile_pairs(shape, True, tile_q, tile_k):
-        for k_start, k_end in k_tiles:
+    for (q_start, q_end), k_tiles in tile_pairs(shape, Causal(), tile_q, tile_k):
+        for (k_start, k_end), kind in k_tiles:
             visited.add((q_start, k_start))
-            # The first query sees the fewest keys: if it sees the tile's last one, all see all.
-            kind = whole if k_end - 1 <= q_start + shape.causal_offset else cut
-            kind.append((q_start, q_end, k_start, k_end))
+            tiles = whole if kind == TileKind.FULL else cut
+            tiles.append((q_start, q_end, k_start, k_end))
     skipped = [
         (q, min(q + tile_q, q_len), k, min(k + tile_k, kv_len))
         for q in range(0, q_len, tile_q)
         for k in range(0, kv_len, tile_k)
         if (q, k) not in visited
     ]
-    sizes = {"batch": 1, "q_len": q_len, "kv_len": kv_len, "q_heads": 1, "kv_heads": 1, "head_dim": head_dim}
+    sizes: dict[str, Any] = {
+        "batch": 1,
+        "q_len": q_len,
+        "kv_len": kv_len,
+        "q_heads": 1,
+        "kv_heads": 1,
+        "head_dim": head_dim,
+    }
     tiled = tiled_traffic(
         **sizes, input_bytes=input_bytes, causal=True, tile_q=tile_q, tile_k=tile_k, fast_memory_bytes=fast_memory
     )

@@ -1,0 +1,220 @@
+// One work item: a tile of queries against all tiles of keys that it visits (FlashAttention-2, algorithm 1).
+#pragma once
+
+#include <cmath>
+
+#include "plan.h"
+#include "softmax.h"
+
+// One tile of keys and values: where their rows lie, and which mask cuts it.
+template <class T>
+struct KeyTile {
+    int64_t first_key, n;
+    const uint8_t* masks;  // [tile_q, TILE_KEYS]; null: none
+    const T* keys[TILE_KEYS];
+    const T* values[TILE_KEYS];
+};
+
+// The memory that one thread works in, cut from one piece.
+template <class Element>
+struct Workspace {
+    Element* queries;        // [rows, depth]
+    Element* keys;           // [depth, TILE_KEYS]
+    Element* values;         // [TILE_KEYS, width]
+    Element* probabilities;  // [ROWS, TILE_KEYS]
+    float* scores;           // [ROWS, TILE_KEYS]
+    float* sums;             // [rows, width], the numerators
+    RowState* states;        // [rows]
+
+    // Returns the bytes needed; with `base` null, that is all it does.
+    int64_t lay_out(char* base, int64_t rows, int64_t depth, int64_t width) {
+        int64_t used = 0;
+        auto take = [&](auto*& pointer, int64_t count) {
+            pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(base + used);
+            used = round_up(used + count * int64_t(sizeof(*pointer)), 64);
+        };
+        take(queries, rows * depth);
+        take(keys, depth * TILE_KEYS);
+        take(values, TILE_KEYS * width);
+        take(probabilities, ROWS * TILE_KEYS);
+        take(scores, ROWS * TILE_KEYS);
+        take(sums, rows * width);
+        take(states, rows);
+        return used;
+    }
+};
+
+template <class T>
+class Attention {
+    using Operand = typename OperandFor<T>::Type;
+    using Element = typename Operand::Element;
+
+   public:
+    explicit Attention(const Call& call)
+        : call_(call),
+          group_(call.q_heads / call.kv_heads),
+          inner_(elements<Operand>(call.head_dim)),
+          depth_(round_up(inner_, LANES)),
+          width_(round_up(call.head_dim, LANES)) {
+        const double scale = call.scale * LOG2_E;
+        rule_ = {float(scale), float(call.softcap * LOG2_E), 0, call.slopes != nullptr};
+        if (call.softcap != 0) rule_.cap_scale = float(call.scale / call.softcap);
+    }
+
+    int64_t workspace_bytes(int64_t most_rows) const {
+        return Workspace<Element>{}.lay_out(nullptr, round_up(most_rows, ROWS), depth_, width_);
+    }
+
+    // The floats of a part: for each row the numerators, the largest score and the denominator.
+    int64_t part_size(int64_t most_rows) const { return most_rows * (width_ + 2); }
+
+    void attend(const Item& item, char* memory, float* parts, int64_t part_size) const {
+        const Sequence& s = call_.sequences[item.sequence];
+        const int64_t rows = item.queries * group_, padded = round_up(rows, ROWS);
+        Workspace<Element> w;
+        w.lay_out(memory, padded, depth_, width_);
+        start(item, s, rows, padded, w);
+        KeyTile<T> next;
+        if (item.first_tile < item.end_tile) next = find_tile(item, s, item.first_tile);
+        for (int64_t entry = item.first_tile; entry < item.end_tile; ++entry) {
+            const KeyTile<T> tile = next;
+            pack_keys<Operand>(tile.keys, tile.n, call_.head_dim, w.keys);
+            pack_values(Operand{}, tile.values, tile.n, call_.head_dim, w.values);
+            if (entry + 1 < item.end_tile) next = find_tile(item, s, entry + 1);
+            for (int64_t block = 0; block < rows; block += ROWS) visit_block(block, rows, tile, w);
+        }
+        if (item.part < 0)
+            finish(item, s, rows, w);
+        else
+            keep_part(rows, w, parts + item.part * part_size);
+    }
+
+    // Adds up the parts of one query tile: each weighs 2^(its largest score - the largest of all).
+    void merge(const Merge& merge, const float* parts, int64_t part_size, float* row_sums) const {
+        const Sequence& s = call_.sequences[merge.item.sequence];
+        const int64_t rows = merge.item.queries * group_;
+        for (int64_t r = 0; r < rows; ++r) {
+            auto part_row = [&](int64_t i) { return parts + (merge.first_part + i) * part_size + r * (width_ + 2); };
+            float largest = -INFINITE, sum = 0;
+            for (int64_t i = 0; i < merge.count; ++i) largest = std::fmax(largest, part_row(i)[width_]);
+            std::memset(row_sums, 0, width_ * sizeof(float));
+            for (int64_t i = 0; i < merge.count; ++i) {
+                const float* part = part_row(i);
+                const float weight = largest == -INFINITE ? 0 : std::exp2(part[width_] - largest);
+                sum += weight * part[width_ + 1];
+                for (int64_t c = 0; c < width_; c += LANES)
+                    store(row_sums + c, load<Floats>(row_sums + c) + load<Floats>(part + c) * weight);
+            }
+            write_row(merge.item, s, r, row_sums, largest, sum);
+        }
+    }
+
+   private:
+    int64_t query_of(const Item& item, int64_t row) const { return item.first_query + row / group_; }
+    int64_t head_of(const Item& item, int64_t row) const { return item.kv_head * group_ + row % group_; }
+
+    // Pack the queries and set the sums to 0. Neighbouring rows are the heads of one query, then the next query's, so
+    // that a block of rows has nearly one position. Padding rows repeat the last one; nobody reads their result.
+    void start(const Item& item, const Sequence& s, int64_t rows, int64_t padded, Workspace<Element>& w) const {
+        for (int64_t r = 0; r < padded; ++r) {
+            const int64_t row = std::min(r, rows - 1), query = query_of(item, row), head = head_of(item, row);
+            const T* from = static_cast<const T*>(call_.q) + s.first_q;
+            pack_query<Operand>(from + query * call_.q_stride.row + head * call_.q_stride.head, call_.head_dim,
+                                w.queries + r * depth_);
+            const float slope = call_.slopes ? call_.slopes[s.first_slope + head] * LOG2_E : 0;
+            w.states[r] = {Floats{}, -INFINITE, int32_t(query + s.kv_len - s.q_len), slope};
+        }
+        std::memset(w.sums, 0, padded * width_ * sizeof(float));
+    }
+
+    // Find a tile's rows, behind one another or in blocks of a cache, and have them fetched while another is worked on.
+    KeyTile<T> find_tile(const Item& item, const Sequence& s, int64_t entry) const {
+        KeyTile<T> tile;
+        tile.masks = nullptr;
+        int64_t number = entry;
+        if (call_.tile_lists) {
+            const TileList& list = call_.tile_lists[s.tile_list];
+            number = list.k_tile[entry];
+            const int64_t mask = list.mask_index[entry];
+            if (mask >= 0) tile.masks = list.masks + mask * call_.tile_q * TILE_KEYS;
+        }
+        tile.first_key = number * TILE_KEYS;
+        tile.n = std::min<int64_t>(TILE_KEYS, s.kv_len - tile.first_key);
+        const T* k = static_cast<const T*>(call_.k) + s.first_k + item.kv_head * call_.k_stride.head;
+        const T* v = static_cast<const T*>(call_.v) + s.first_v + item.kv_head * call_.v_stride.head;
+        const int32_t* blocks = call_.block_table ? call_.block_table + s.first_block : nullptr;
+        int64_t block = blocks ? tile.first_key / call_.block_size : 0;
+        int64_t row = blocks ? tile.first_key % call_.block_size : tile.first_key;
+        for (int64_t j = 0; j < tile.n; ++j, ++row) {
+            if (blocks && row == call_.block_size) ++block, row = 0;
+            const int64_t physical = blocks ? blocks[block] : 0;
+            tile.keys[j] = k + physical * call_.k_stride.block + row * call_.k_stride.row;
+            tile.values[j] = v + physical * call_.v_stride.block + row * call_.v_stride.row;
+            for (int64_t c = 0; c < call_.head_dim; c += 64 / sizeof(T)) {
+                __builtin_prefetch(tile.keys[j] + c, 0, 2);
+                __builtin_prefetch(tile.values[j] + c, 0, 2);
+            }
+        }
+        return tile;
+    }
+
+    // One tile of keys for ROWS rows of queries: scores, softmax, and the product with the values.
+    void visit_block(int64_t block, int64_t rows, const KeyTile<T>& tile, Workspace<Element>& w) const {
+        RowState* states = w.states + block;
+        // Positions rise with the rows, so the first and the last row tell what all of them see of the tile.
+        const int64_t first = states[0].position - tile.first_key, last = states[ROWS - 1].position - tile.first_key;
+        if (first - call_.left >= tile.n || last + call_.right < 0) return;
+        const bool whole =
+            !tile.masks && tile.n == TILE_KEYS && last - call_.left <= 0 && first + call_.right >= TILE_KEYS - 1;
+        const bool plain = whole && rule_.softcap == 0 && !rule_.alibi;
+
+        multiply<Operand>(w.queries + block * depth_, depth_, w.keys, TILE_KEYS, inner_, SCORE_VECTORS, w.scores,
+                          TILE_KEYS, nullptr);
+        for (int r = 0; r < ROWS && !plain; ++r)
+            modify_scores(w.scores + r * TILE_KEYS, rule_, states[r], tile.first_key,
+                          mask_of(states[r], std::min(block + r, rows - 1), tile));
+        float keep[ROWS];
+        update_block<Operand>(w.scores, plain ? rule_.scale : 1.0f, states, w.probabilities, keep);
+        multiply<Operand>(w.probabilities, TILE_KEYS / Operand::VALUES, w.values, width_, TILE_KEYS / Operand::VALUES,
+                          width_ / LANES, w.sums + block * width_, width_, keep);
+    }
+
+    RowMask mask_of(const RowState& state, int64_t row, const KeyTile<T>& tile) const {
+        const int64_t position = state.position - tile.first_key;
+        return {int32_t(std::clamp<int64_t>(position - call_.left, 0, TILE_KEYS)),
+                int32_t(std::clamp<int64_t>(position + call_.right, -1, tile.n - 1)),
+                tile.masks ? tile.masks + row / group_ * TILE_KEYS : nullptr};
+    }
+
+    void finish(const Item& item, const Sequence& s, int64_t rows, Workspace<Element>& w) const {
+        for (int64_t r = 0; r < rows; ++r)
+            write_row(item, s, r, w.sums + r * width_, w.states[r].largest, sum_of_lanes(w.states[r].sum)[0]);
+    }
+
+    void keep_part(int64_t rows, const Workspace<Element>& w, float* part) const {
+        for (int64_t r = 0; r < rows; ++r, part += width_ + 2) {
+            std::memcpy(part, w.sums + r * width_, width_ * sizeof(float));
+            part[width_] = w.states[r].largest;
+            part[width_ + 1] = sum_of_lanes(w.states[r].sum)[0];
+        }
+    }
+
+    // out = numerators / denominator, rounded once; a row that has seen no key gives 0 and a log-sum-exp of -inf.
+    void write_row(const Item& item, const Sequence& s, int64_t row, const float* sums, float largest,
+                   float sum) const {
+        const int64_t query = query_of(item, row), head = head_of(item, row);
+        T* out = static_cast<T*>(call_.out) + s.first_out + query * call_.out_stride.row + head * call_.out_stride.head;
+        const float inverse = sum == 0 ? 0 : 1 / sum;
+        for (int64_t c = 0; c < call_.head_dim; c += LANES)
+            store_some(out + c, load<Floats>(sums + c) * inverse, call_.head_dim - c);
+        call_.lse[s.first_lse + head * call_.lse_head_stride + query] =
+            float((double(largest) + std::log2(double(sum))) / 1.4426950408889634);
+    }
+
+    const Call& call_;
+    const int64_t group_;
+    const int64_t inner_;  // elements of a query or key
+    const int64_t depth_;  // the same, rounded up to whole vectors
+    const int64_t width_;  // numbers of a value, rounded up to whole vectors
+    ScoreRule rule_;
+};

@@ -1,0 +1,6 @@
+// The kernel for bfloat16 tensors. One file for each type, so that they compile side by side.
+#include "run.h"
+
+extern "C" __attribute__((visibility("default"))) int attention_bfloat16(const Call* call) {
+    return run<BFloat16>(*call);
+}

@@ -1,0 +1,192 @@
+"""Our own C++ kernel, `kernels/cpu/`: FlashAttention's forward pass for processors, and for every layout."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import NamedTuple, Unpack
+
+import torch
+
+from vllm_teach.attention.layout import Layout, Paged, check_layout
+from vllm_teach.attention.patterns.band import EVERYTHING, as_band
+from vllm_teach.attention.patterns.base import Pattern
+from vllm_teach.attention.patterns.tile_csr import TileCsr, tile_csr
+from vllm_teach.attention.shapes import AttentionShape
+from vllm_teach.attention.variant import VariantArguments
+from vllm_teach.backends.call import check_call
+from vllm_teach.backends.spec import AttentionSpec
+from vllm_teach.kernels import cpu_extension as kernel
+
+name = "cpu"
+
+
+class _Place(NamedTuple):
+    """The sizes of one sequence, and where its first rows lie: the first fields of `SequenceRow`."""
+
+    q_len: int
+    kv_len: int
+    first_q: int
+    first_k: int
+    first_v: int
+    first_out: int
+    first_lse: int
+
+
+def unavailable() -> str | None:
+    """Return why the kernel cannot be built here, or None when it is built or a compiler is there."""
+    return kernel.unavailable()
+
+
+def supports(spec: AttentionSpec) -> str | None:
+    """It serves every forward pass on a CPU, in float32, bfloat16 and float16, without dropout."""
+    if spec.device != "cpu":
+        return f"cpu runs on CPUs, and the tensors are on {spec.device}."
+    if spec.dtype not in kernel.DTYPES:
+        return f"cpu knows float32, bfloat16 and float16, and q has dtype {spec.dtype}."
+    if spec.dropout:
+        return "cpu has no dropout."
+    if spec.requires_grad:
+        return "cpu has no backward pass, and a gradient is asked for."
+    return None
+
+
+def run(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    layout: Layout | None = None,
+    **arguments: Unpack[VariantArguments],
+) -> torch.Tensor:
+    """Return the attention output; see `spec.Backend.run`. The first call builds the kernel."""
+    return attention_forward(q, k, v, layout=layout, **arguments)[0]
+
+
+def attention_forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    layout: Layout | None = None,
+    isa: str | None = None,
+    **arguments: Unpack[VariantArguments],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (out, lse): the output of q's shape and dtype, and the scores' log-sum-exp, float32.
+
+    lse is `[batch, q_heads, q_len]`, with a layout `[q_heads, total_q]`; a row that sees no key gives 0 and -inf.
+    q, k and v may have any strides; only where the numbers of one head do not follow one another, a copy is made.
+    Runs in `torch.get_num_threads()` threads. `isa` is the instruction set, the best one by default; see
+    `cpu_extension.isa`.
+
+    Raises as `spec.Backend.run`, and MissingDependencyError when the kernel cannot be built.
+    """
+    shape, variant = check_call(supports, q, k, v, layout, **arguments)
+    q, k, v = (_unit_stride(tensor) for tensor in (q, k, v))
+    out = torch.empty(q.shape, dtype=q.dtype)
+    lse_shape = (shape.batch, shape.q_heads, shape.q_len) if layout is None else (shape.q_heads, len(q))
+    lse = torch.empty(lse_shape, dtype=torch.float32)
+    slopes = None if variant.alibi_slopes is None else variant.alibi_slopes.contiguous()
+    table = layout.block_table.contiguous() if isinstance(layout, Paged) else None  # [sequences, blocks]
+    places = _places(q, k, v, out, lse, layout, shape)
+    mask = _mask(variant.pattern, places, shape.group)
+    slope_step = shape.q_heads if slopes is not None and slopes.dim() == 2 else 0
+    rows = []
+    for index, place in enumerate(places):
+        first_block = 0 if table is None else index * table.stride(0)
+        tile_list = mask.list_of[index] if mask.list_of else 0
+        rows.append(kernel.SequenceRow(*place, index * slope_step, first_block, tile_list))
+    call = kernel.Call(
+        q=q.data_ptr(),
+        k=k.data_ptr(),
+        v=v.data_ptr(),
+        out=out.data_ptr(),
+        lse=lse.data_ptr(),
+        q_stride=_stride(q),
+        k_stride=_stride(k, paged=table is not None),
+        v_stride=_stride(v, paged=table is not None),
+        out_stride=_stride(out),
+        lse_head_stride=lse.stride(-2),
+        sequences=(kernel.SequenceRow * len(rows))(*rows),
+        num_sequences=len(rows),
+        q_heads=shape.q_heads,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        block_table=None if table is None else table.data_ptr(),
+        block_size=1 if table is None else k.shape[1],
+        scale=variant.scale,
+        softcap=variant.softcap,
+        slopes=None if slopes is None else slopes.data_ptr(),
+        left=mask.left,
+        right=mask.right,
+        tile_lists=mask.lists,
+        tile_q=mask.tile_q,
+        threads=torch.get_num_threads(),
+    )
+    kernel.attention_forward(call, q.dtype, isa)
+    return out, lse
+
+
+class _Mask(NamedTuple):
+    """The variant's pattern as the kernel wants it: a band, or the tile list that each sequence goes by."""
+
+    left: int
+    right: int
+    tile_q: int = 0
+    lists: ctypes.Array[kernel.TileList] | None = None
+    list_of: list[int] | None = None  # for each sequence, which of the lists
+    memory: tuple[TileCsr, ...] = ()  # keeps alive what the lists point to
+
+
+def _mask(pattern: Pattern | None, places: list[_Place], group: int) -> _Mask:
+    band = as_band(pattern)
+    if pattern is None or band is not None:
+        left, right = (kernel.UNLIMITED if side == -1 else side for side in band or EVERYTHING)
+        return _Mask(left, right)
+    tile_q = _tile_queries(group)
+    lengths = [(place.q_len, place.kv_len) for place in places]
+    csr_of = {pair: tile_csr(pattern, *pair, tile_q, kernel.TILE_KEYS) for pair in dict.fromkeys(lengths)}
+    fields = [[t.data_ptr() for t in (c.row_ptr, c.k_tile, c.mask_index, c.masks)] for c in csr_of.values()]
+    index_of = {pair: index for index, pair in enumerate(csr_of)}
+    lists = (kernel.TileList * len(fields))(*(kernel.TileList(*pointers) for pointers in fields))
+    return _Mask(
+        kernel.UNLIMITED, kernel.UNLIMITED, tile_q, lists, [index_of[pair] for pair in lengths], tuple(csr_of.values())
+    )
+
+
+def _tile_queries(group: int) -> int:
+    """Return how many queries a tile holds: the power of two that makes some 128 rows of them, the heads of a group."""
+    return 1 << max(4, (128 // group).bit_length() - 1)
+
+
+def _places(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    layout: Layout | None,
+    shape: AttentionShape,
+) -> list[_Place]:
+    """Return where each sequence's first rows lie."""
+    if layout is None:
+        return [
+            _Place(shape.q_len, shape.kv_len, *(index * tensor.stride(0) for tensor in (q, k, v, out, lse)))
+            for index in range(shape.batch)
+        ]
+    sequences = check_layout(q, k, v, layout)
+    places, k_start = [], 0
+    for index, kv_len in enumerate(sequences.kv_lens):
+        start, end = sequences.q_starts[index : index + 2]
+        # In a cache, the block table says where the keys are.
+        keys = (0, 0) if isinstance(layout, Paged) else (k_start * k.stride(0), k_start * v.stride(0))
+        places.append(_Place(end - start, kv_len, start * q.stride(0), *keys, start * out.stride(0), start))
+        k_start += kv_len
+    return places
+
+
+def _unit_stride(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
+
+
+def _stride(tensor: torch.Tensor, paged: bool = False) -> kernel.Stride:
+    return kernel.Stride(row=tensor.stride(-3), head=tensor.stride(-2), block=tensor.stride(0) if paged else 0)

@@ -1,0 +1,175 @@
+"""Building the CPU attention kernel on first use, once for each instruction set, and finding it again.
+
+`torch.utils.cpp_extension` compiles the files of `kernels/cpu/` into a shared library, which is kept in the user's
+cache folder (or VLLM_TEACH_HOME) under a name made of everything that went into it. As for models, a lock file makes a
+second process wait for the first, and renaming makes the library appear whole or not at all.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+
+import platformdirs
+import torch
+from filelock import FileLock
+
+from vllm_teach import resources
+from vllm_teach.errors import MissingDependencyError
+
+# What each instruction set needs to be told; "portable" is what every processor of the machine's kind has.
+ISA_FLAGS = {
+    "portable": (),
+    "avx2": ("-mavx2", "-mfma", "-mf16c"),
+    "avx512": ("-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"),
+    "avx512_bf16": ("-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512bf16"),
+}
+# A product and a sum may become one instruction; no other freedom with floating-point numbers is taken. -w because
+# GCC's own headers of AVX-512 warn.
+_FLAGS = ("-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden", "-w")
+_OTHERS = "the backends sdpa and tiled need no compiler"
+
+# Why the library of an instruction set could not be built in this process: it is not tried again.
+_failures: dict[str, str] = {}
+
+
+def why_not(isa: str) -> str | None:
+    """Return why the library for `isa` cannot be had, or None when it is there or nothing speaks against building it.
+
+    Builds nothing. Where no library is there yet it looks for ninja, and asks the compiler to check one line, which
+    takes a moment the first time.
+    """
+    if isa in _failures:
+        return _failures[isa]
+    if library_path(isa).exists():
+        return None
+    if sys.platform == "win32":
+        return "The CPU kernel is written for GCC or Clang, which PyTorch does not build with on Windows."
+    if shutil.which("ninja", path=_search_path()) is None:
+        return f"The CPU kernel has to be built, and ninja is not on the PATH: pip install ninja ({_OTHERS})."
+    return _compiler_problem(os.environ.get("CXX", "c++"), os.environ.get("PATH", ""))
+
+
+def build(isa: str) -> Path:
+    """Return the library for `isa`, building it first, with a line on stderr, where it is not there.
+
+    Raises MissingDependencyError when it cannot be built.
+    """
+    library = library_path(isa)
+    if library.exists():
+        return library
+    reason = why_not(isa)
+    if reason is None:
+        try:
+            _build(isa, library)
+        # cpp_extension reports a failing compiler as a RuntimeError.
+        except (OSError, RuntimeError, ImportError) as error:
+            reason = _failures[isa] = f"The CPU kernel could not be built ({_last_line(error)}); {_OTHERS}."
+    if reason is not None:
+        raise MissingDependencyError(reason)
+    return library
+
+
+def library_path(isa: str) -> Path:
+    """Return where the library for `isa` is or will be: a change of a source, a flag or PyTorch changes it."""
+    parts = [torch.__version__, platform.machine(), *_flags(isa)]
+    parts += [f"{file.name}\n{file.read_text(encoding='utf-8')}" for file in _files()]
+    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+    return cache_folder() / f"attention-{isa}-{key}.so"
+
+
+def cache_folder() -> Path:
+    """Return the folder of built kernels: below the environment variable VLLM_TEACH_HOME, else the user's cache."""
+    home = os.environ.get("VLLM_TEACH_HOME")
+    return Path(os.path.expanduser(home) if home else platformdirs.user_cache_dir("vllm_teach")) / "kernels"
+
+
+def _build(isa: str, library: Path) -> None:
+    library.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(library.with_suffix(".lock")):
+        for left_over in library.parent.glob(f"{glob.escape(library.stem)}.partial-*"):
+            shutil.rmtree(left_over)
+        if library.exists():
+            return
+        print(f"Building the CPU attention kernel for {isa} (once, some 10 seconds) …", file=sys.stderr, flush=True)
+        folder = Path(tempfile.mkdtemp(prefix=f"{library.stem}.partial-", dir=library.parent))
+        try:
+            os.replace(_compile(isa, folder), library)
+        finally:
+            shutil.rmtree(folder)
+
+
+def _compile(isa: str, folder: Path) -> Path:
+    """Compile the sources in `folder`; return the library there."""
+    from torch.utils import cpp_extension
+
+    with _scripts_on_path():
+        cpp_extension.load(
+            name=f"vllm_teach_attention_{isa}",
+            sources=[str(file) for file in _files() if file.suffix == ".cpp"],
+            extra_cflags=list(_flags(isa)),
+            extra_ldflags=[flag for flag in _flags(isa) if flag == "-fopenmp"],
+            build_directory=str(folder),
+            is_python_module=False,
+        )
+    return next(folder.glob("*.so"))
+
+
+def _flags(isa: str) -> tuple[str, ...]:
+    # Apple's compiler has no OpenMP; the kernel then runs in one thread.
+    return (*_FLAGS, *ISA_FLAGS[isa], *(() if sys.platform == "darwin" else ("-fopenmp",)))
+
+
+def _files() -> list[Path]:
+    folder = resources.folder("kernels") / "cpu"
+    return sorted(file for file in folder.iterdir() if file.suffix in (".h", ".cpp"))
+
+
+@lru_cache(maxsize=8)
+def _compiler_problem(compiler: str, path: str) -> str | None:
+    """Return what is wrong with the compiler command, found by letting it check one line of C++20."""
+    command = [*shlex.split(compiler), "-std=c++20", "-x", "c++", "-fsyntax-only", "-"]
+    if shutil.which(command[0], path=path) is None:
+        return (
+            f"The CPU kernel has to be built, and there is no C++ compiler {command[0]!r} on the PATH: install g++, or "
+            f"name another one in the environment variable CXX ({_OTHERS})."
+        )
+    done = subprocess.run(command, input="#include <vector>\n", capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return None
+    return f"The CPU kernel has to be built, and the C++ compiler {compiler!r} fails on one line ({_OTHERS})."
+
+
+def _search_path() -> str:
+    """Return the PATH with the folder behind it where pip puts programs: an environment need not be activated."""
+    return os.pathsep.join((os.environ.get("PATH", os.defpath), sysconfig.get_path("scripts")))
+
+
+@contextmanager
+def _scripts_on_path() -> Iterator[None]:
+    before = os.environ.get("PATH")
+    os.environ["PATH"] = _search_path()
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PATH"]
+        else:
+            os.environ["PATH"] = before
+
+
+def _last_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if "error" in line.lower()]
+    return (lines[-1] if lines else type(error).__name__)[:300].rstrip(".")
