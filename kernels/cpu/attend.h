@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "few_rows.h"
 #include "plan.h"
 #include "softmax.h"
 
@@ -74,14 +75,12 @@ class Attention {
         Workspace<Element> w;
         w.lay_out(memory, padded, depth_, width_);
         start(item, s, rows, padded, w);
-        KeyTile<T> next;
-        if (item.first_tile < item.end_tile) next = find_tile(item, s, item.first_tile);
-        for (int64_t entry = item.first_tile; entry < item.end_tile; ++entry) {
-            const KeyTile<T> tile = next;
-            pack_keys<Operand>(tile.keys, tile.n, call_.head_dim, w.keys);
-            pack_values(Operand{}, tile.values, tile.n, call_.head_dim, w.values);
-            if (entry + 1 < item.end_tile) next = find_tile(item, s, entry + 1);
-            for (int64_t block = 0; block < rows; block += ROWS) visit_block(block, rows, tile, w);
+        switch (rows) {
+            case 1: visit_tiles<1>(item, s, rows, w); break;
+            case 2: visit_tiles<2>(item, s, rows, w); break;
+            case 3: visit_tiles<3>(item, s, rows, w); break;
+            case 4: visit_tiles<4>(item, s, rows, w); break;
+            default: visit_tiles<0>(item, s, rows, w);
         }
         if (item.part < 0)
             finish(item, s, rows, w);
@@ -150,33 +149,62 @@ class Attention {
             const int64_t physical = blocks ? blocks[block] : 0;
             tile.keys[j] = k + physical * call_.k_stride.block + row * call_.k_stride.row;
             tile.values[j] = v + physical * call_.v_stride.block + row * call_.v_stride.row;
-            for (int64_t c = 0; c < call_.head_dim; c += 64 / sizeof(T)) {
-                __builtin_prefetch(tile.keys[j] + c, 0, 2);
-                __builtin_prefetch(tile.values[j] + c, 0, 2);
+            if (item.queries * group_ > 4) {
+                prefetch_row(tile.keys[j], call_.head_dim);
+                prefetch_row(tile.values[j], call_.head_dim);
             }
         }
         return tile;
     }
 
-    // One tile of keys for ROWS rows of queries: scores, softmax, and the product with the values.
-    void visit_block(int64_t block, int64_t rows, const KeyTile<T>& tile, Workspace<Element>& w) const {
+    // All tiles of an item; the first is looked up before the loop, each other one while its forerunner is worked on.
+    // FEW: the item has just that many rows, few enough to read keys and values from where they lie; 0: it has more.
+    template <int FEW>
+    void visit_tiles(const Item& item, const Sequence& s, int64_t rows, Workspace<Element>& w) const {
+        KeyTile<T> next;
+        if (item.first_tile < item.end_tile) next = find_tile(item, s, item.first_tile);
+        for (int64_t entry = item.first_tile; entry < item.end_tile; ++entry) {
+            const KeyTile<T> tile = next;
+            if (FEW == 0) {
+                pack_keys<Operand>(tile.keys, tile.n, call_.head_dim, w.keys);
+                pack_values(Operand{}, tile.values, tile.n, call_.head_dim, w.values);
+            }
+            if (entry + 1 < item.end_tile) next = find_tile(item, s, entry + 1);
+            for (int64_t block = 0; block < rows; block += ROWS) visit_block<FEW>(block, rows, tile, entry + 1 < item.end_tile ? next : tile, w);
+        }
+    }
+
+    // One tile of keys for a block of rows of queries: scores, softmax, and the product with the values.
+    template <int FEW>
+    void visit_block(int64_t block, int64_t rows, const KeyTile<T>& tile, const KeyTile<T>& next, Workspace<Element>& w) const {
+        constexpr int COUNT = FEW ? FEW : ROWS;
         RowState* states = w.states + block;
         // Positions rise with the rows, so the first and the last row tell what all of them see of the tile.
-        const int64_t first = states[0].position - tile.first_key, last = states[ROWS - 1].position - tile.first_key;
+        const int64_t first = states[0].position - tile.first_key, last = states[COUNT - 1].position - tile.first_key;
         if (first - call_.left >= tile.n || last + call_.right < 0) return;
         const bool whole =
             !tile.masks && tile.n == TILE_KEYS && last - call_.left <= 0 && first + call_.right >= TILE_KEYS - 1;
         const bool plain = whole && rule_.softcap == 0 && !rule_.alibi;
 
-        multiply<Operand>(w.queries + block * depth_, depth_, w.keys, TILE_KEYS, inner_, SCORE_VECTORS, w.scores,
-                          TILE_KEYS, nullptr);
-        for (int r = 0; r < ROWS && !plain; ++r)
+        if constexpr (FEW)
+            score_few_rows<Operand, FEW>(w.queries, depth_, tile.keys, tile.values, tile.n, call_.head_dim, w.scores);
+        else
+            multiply<Operand>(w.queries + block * depth_, depth_, w.keys, TILE_KEYS, inner_, SCORE_VECTORS, w.scores,
+                              TILE_KEYS, nullptr);
+        for (int r = 0; r < COUNT && !plain; ++r)
             modify_scores(w.scores + r * TILE_KEYS, rule_, states[r], tile.first_key,
                           mask_of(states[r], std::min(block + r, rows - 1), tile));
-        float keep[ROWS];
-        update_block<Operand>(w.scores, plain ? rule_.scale : 1.0f, states, w.probabilities, keep);
-        multiply<Operand>(w.probabilities, TILE_KEYS / Operand::VALUES, w.values, width_, TILE_KEYS / Operand::VALUES,
-                          width_ / LANES, w.sums + block * width_, width_, keep);
+        float keep[COUNT];
+        const float scale = plain ? rule_.scale : 1.0f;
+        if constexpr (FEW) {
+            float* const probabilities = w.scores;  // one takes the other's place
+            update_block<Singles, COUNT>(w.scores, scale, states, probabilities, keep);
+            add_few_rows<FEW>(probabilities, tile.values, next.keys, tile.n, call_.head_dim, w.sums, width_, keep);
+        } else {
+            update_block<Operand, COUNT>(w.scores, scale, states, w.probabilities, keep);
+            multiply<Operand>(w.probabilities, TILE_KEYS / Operand::VALUES, w.values, width_,
+                              TILE_KEYS / Operand::VALUES, width_ / LANES, w.sums + block * width_, width_, keep);
+        }
     }
 
     RowMask mask_of(const RowState& state, int64_t row, const KeyTile<T>& tile) const {

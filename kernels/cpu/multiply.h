@@ -13,13 +13,13 @@ constexpr int ROWS = 6, MOST_VECTORS = 4;  // 24 sums, 4 vectors of b, 1 of a: 2
 constexpr int ROWS = 6, MOST_VECTORS = 2;  // 12 sums, 2 vectors of b, 1 of a: 15 of 16 registers
 #endif
 
-// An operand is how a matrix element is held, and one multiply-add with it.
+// An operand is how a matrix element is held, and how two vectors of them are multiplied and added to sums.
 //
 // Singles: an element is one float32.
 struct Singles {
     using Element = float;
     static constexpr int VALUES = 1;
-    static Floats multiply_add(Floats sum, float a, Floats b) { return sum + spread(a) * b; }
+    static Floats multiply_add(Floats sum, Words a, Words b) { return sum + (Floats)a * (Floats)b; }
 };
 
 // Pairs: an element is two neighbours of the inner dimension in bfloat16. One instruction multiplies two pairs and adds
@@ -28,8 +28,8 @@ struct Singles {
 struct Pairs {
     using Element = uint32_t;
     static constexpr int VALUES = 2;
-    static Floats multiply_add(Floats sum, uint32_t a, Floats b) {
-        return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(int(a)), (__m512bh)b);
+    static Floats multiply_add(Floats sum, Words a, Words b) {
+        return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
     }
 };
 #endif
@@ -59,14 +59,14 @@ inline void multiply_block(const typename Operand::Element* a, int64_t a_stride,
             sums[r][v] = keep ? load<Floats>(c + r * c_stride + v * LANES) * keep[r] : Floats{};
 
     for (int64_t i = 0; i < inner; ++i) {
-        Floats b_row[VECTORS];
+        Words b_row[VECTORS];
 #pragma GCC unroll 4
-        for (int v = 0; v < VECTORS; ++v) b_row[v] = load<Floats>(b + i * b_stride + v * LANES);
+        for (int v = 0; v < VECTORS; ++v) b_row[v] = load<Words>(b + i * b_stride + v * LANES);
 #pragma GCC unroll 8
         for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 4
             for (int v = 0; v < VECTORS; ++v)
-                sums[r][v] = Operand::multiply_add(sums[r][v], a[r * a_stride + i], b_row[v]);
+                sums[r][v] = Operand::multiply_add(sums[r][v], (Words)spread(a[r * a_stride + i]), b_row[v]);
     }
 
 #pragma GCC unroll 8

@@ -4,6 +4,7 @@
 // a vector holds one coordinate of LANES keys; values stay [keys, head_dim]. Missing keys and coordinates are 0.
 #pragma once
 
+#include "call.h"
 #include "multiply.h"
 
 inline int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }

@@ -59,14 +59,14 @@ inline void store_probabilities(uint32_t* to, const Floats* p) {
 }
 #endif
 
-// scores[ROWS, TILE_KEYS] * scale -> probabilities relative to each row's largest score so far, which may rise. `keep`
+// scores[COUNT, TILE_KEYS] * scale -> probabilities relative to each row's largest score so far, which may rise. `keep`
 // gets the factors by which what was summed before must be multiplied. Two loops, so that the rows' long chains of
 // dependent instructions, a maximum over lanes and then an exponential, run side by side.
-template <class Operand>
+template <class Operand, int COUNT>
 inline void update_block(const float* scores, float scale, RowState* rows, typename Operand::Element* probabilities,
                          float* keep) {
-    Floats shift[ROWS];
-    for (int r = 0; r < ROWS; ++r) {
+    Floats shift[COUNT];
+    for (int r = 0; r < COUNT; ++r) {
         Floats top = spread(-INFINITE);
 #pragma GCC unroll 16
         for (int i = 0; i < SCORE_VECTORS; ++i)
@@ -76,7 +76,7 @@ inline void update_block(const float* scores, float scale, RowState* rows, typen
         rows[r].largest = now[0];
         keep[r] = exp2_nonpositive(before - shift[r])[0];
     }
-    for (int r = 0; r < ROWS; ++r) {
+    for (int r = 0; r < COUNT; ++r) {
         Floats p[SCORE_VECTORS], sum{};
 #pragma GCC unroll 16
         for (int i = 0; i < SCORE_VECTORS; ++i) {

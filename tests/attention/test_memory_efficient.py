@@ -99,9 +99,9 @@ def test_groups_whose_heads_have_keys_of_their_own() -> None:
 
 
 def test_an_expanded_head_is_not_repeated_in_memory(peak_bytes) -> None:
-    q, k = torch.randn(1, 16, 1, 32, 16), torch.randn(1, 8192, 1, 1, 16)
-    shared = k.expand(-1, -1, -1, 32, -1)
-    assert peak_bytes(lambda: memory_efficient_attention(q, shared, shared)) < 32 * k.numel() * 4 / 2
+    q, k = torch.randn(1, 16, 2, 16, 16), torch.randn(1, 8192, 2, 1, 16)
+    shared = k.expand(-1, -1, -1, 16, -1)
+    assert peak_bytes(lambda: memory_efficient_attention(q, shared, shared)) < 16 * k.numel() * 4 / 2
 
 
 @pytest.mark.parametrize("sizes", [(2, 3, 7, 9), (1, 3, 7, 9), (2, 1, 1, 9), (1, 1, 7, 1)])

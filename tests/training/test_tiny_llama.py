@@ -170,6 +170,15 @@ def test_the_command_builds_a_folder(documents, tmp_path, monkeypatch, capsys):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "out"]
 
 
+def test_an_interrupted_command_says_how_to_go_on(monkeypatch, capsys):
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tiny_llama, "build_tiny_llama", interrupt)
+    assert tiny_llama.main(["--out", "x"]) == 130
+    assert "the same command goes on" in capsys.readouterr().err
+
+
 def test_the_commands_errors_are_one_line(capsys):
     assert tiny_llama.main(["--out", "x", "--steps", "0"]) == 1
     assert capsys.readouterr().err == "tiny_llama: steps=0 is not valid: give a whole number, 1 or more.\n"

@@ -80,12 +80,12 @@ def check_layout(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layo
             )
     check_dtypes_and_devices(q, k, v)
     check_heads(q, k)
-    starts = _starts("cu_seqlens_q", layout.cu_seqlens_q, len(q))
+    starts = _starts("cu_seqlens_q", layout.cu_seqlens_q, len(q), q.device)
     q_lens = [end - start for start, end in pairwise(starts)]
     if isinstance(layout, Paged):
         kv_lens = _paged_lengths(layout, k, len(q_lens))
     else:
-        k_starts = _starts("cu_seqlens_k", layout.cu_seqlens_k, len(k))
+        k_starts = _starts("cu_seqlens_k", layout.cu_seqlens_k, len(k), q.device)
         if len(k_starts) != len(starts):
             raise InvalidArgumentError(
                 f"cu_seqlens_k describes {len(k_starts) - 1} sequences and cu_seqlens_q {len(q_lens)}; make them equal."
@@ -115,9 +115,9 @@ def each_sequence(
             yield rows, k[blocks].flatten(0, 1)[:kv_len], v[blocks].flatten(0, 1)[:kv_len]
 
 
-def _starts(name: str, starts: torch.Tensor, total: int) -> list[int]:
+def _starts(name: str, starts: torch.Tensor, total: int, device: torch.device) -> list[int]:
     """Return the tensor `starts`, the argument `name`, as a list; its last entry must be `total`."""
-    _check_int32(name, starts, 1)
+    _check_int32(name, starts, 1, device)
     values = starts.tolist()
     falls = any(end < start for start, end in pairwise(values))
     if not values or values[0] != 0 or falls or values[-1] != total:
@@ -128,8 +128,8 @@ def _starts(name: str, starts: torch.Tensor, total: int) -> list[int]:
 
 
 def _paged_lengths(layout: Paged, k: torch.Tensor, sequences: int) -> list[int]:
-    _check_int32("kv_lens", layout.kv_lens, 1)
-    _check_int32("block_table", layout.block_table, 2)
+    _check_int32("kv_lens", layout.kv_lens, 1, k.device)
+    _check_int32("block_table", layout.block_table, 2, k.device)
     num_blocks, block_size = k.shape[:2]
     if block_size == 0:
         raise InvalidArgumentError(f"k has shape {list(k.shape)}; its blocks must hold at least one key.")
@@ -152,13 +152,15 @@ def _paged_lengths(layout: Paged, k: torch.Tensor, sequences: int) -> list[int]:
     return kv_lens
 
 
-def _check_int32(name: str, tensor: torch.Tensor, rank: int) -> None:
+def _check_int32(name: str, tensor: torch.Tensor, rank: int, device: torch.device) -> None:
     if not isinstance(tensor, torch.Tensor):
         raise InvalidArgumentError(f"{name} is of type {type(tensor).__name__}; give an int32 tensor.")
     if tensor.dtype != torch.int32 or tensor.dim() != rank:
         raise InvalidArgumentError(
             f"{name} has dtype {tensor.dtype} and shape {list(tensor.shape)}; give int32 with {rank} dimension(s)."
         )
+    if tensor.device != device:
+        raise InvalidArgumentError(f"{name} is on {tensor.device} and q on {device}; move one to the other.")
 
 
 def _shorten(values: list[int]) -> str:

@@ -114,6 +114,8 @@ def check_dtypes_and_devices(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) 
             raise InvalidArgumentError(f"{name} has dtype {tensor.dtype} and q {q.dtype}; convert one to the other.")
         if tensor.device != q.device:
             raise InvalidArgumentError(f"{name} is on {tensor.device} and q on {q.device}; move one to the other.")
+    if q.is_meta:
+        raise InvalidArgumentError("q is on meta, where tensors hold no numbers; give tensors of a real device.")
 
 
 def check_heads(q: torch.Tensor, k: torch.Tensor) -> None:

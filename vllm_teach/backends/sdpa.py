@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Unpack
 
 import torch
-from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from vllm_teach.attention.layout import Layout
@@ -86,7 +85,7 @@ def _attend_checked(
 
     if variant.alibi_slopes is None and band in (EVERYTHING, CAUSAL):
         blind = blind_rows(band, shape.q_len, shape.kv_len)
-        arguments = _causal_arguments(shape.q_len - blind, shape.kv_len, band)
+        arguments = _causal_arguments(shape.q_len - blind, shape.kv_len, band, q.device)
         return attend_seeing_rows(lambda rows: attend(rows, *arguments), q, k, v, blind)
     if q.numel() == 0 or shape.kv_len == 0:
         return nothing_seen(q, k, v)
@@ -97,15 +96,22 @@ def _attend_checked(
     return out
 
 
-def _causal_arguments(q_len: int, kv_len: int, band: Band) -> tuple[torch.Tensor | None, bool]:
+def _causal_arguments(q_len: int, kv_len: int, band: Band, device: torch.device) -> tuple[torch.Tensor | None, bool]:
     """Return SDPA's (attn_mask, is_causal) for a bottom-right causal mask or none; here q_len <= kv_len.
 
-    SDPA's own is_causal is aligned top-left: it is right only for equal lengths. The other alignment has an object of
-    its own, which becomes a CUDA kernel's argument, and a dense mask on a CPU.
+    SDPA's own is_causal is aligned top-left: it is right only for equal lengths. For CUDA the other alignment has an
+    object of its own, which becomes a kernel's argument; on a CPU that would be the same dense mask.
     """
     if band == EVERYTHING:
         return None, False
-    return (None, True) if q_len == kv_len else (causal_lower_right(q_len, kv_len), False)
+    if q_len == kv_len:
+        return None, True
+    if device.type == "cuda":
+        from torch.nn.attention.bias import causal_lower_right  # imports torch.compile, which takes seconds
+
+        return causal_lower_right(q_len, kv_len), False
+    visible = torch.ones(q_len, kv_len, dtype=torch.bool, device=device)  # [q_len, kv_len]
+    return visible.tril(diagonal=kv_len - q_len), False
 
 
 def _dense_mask(shape: AttentionShape, variant: Variant, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

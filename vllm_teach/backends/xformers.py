@@ -13,7 +13,7 @@ from vllm_teach.attention.patterns.band import EVERYTHING
 from vllm_teach.attention.patterns.base import Pattern
 from vllm_teach.attention.shapes import AttentionShape
 from vllm_teach.attention.variant import VariantArguments
-from vllm_teach.backends.bands import Band, band_of, blind_rows
+from vllm_teach.backends.bands import CAUSAL, Band, band_of, blind_rows
 from vllm_teach.backends.blind_rows import attend_seeing_rows, nothing_seen
 from vllm_teach.backends.call import check_call
 from vllm_teach.backends.spec import AttentionSpec
@@ -129,7 +129,7 @@ def _dense_bias(ops: Any, band: Band) -> object | None:
         return None
     if right != 0:
         return biases.LocalAttentionFromBottomRightMask(window_left=left, window_right=right)
-    if left == -1:
+    if band == CAUSAL:
         return biases.LowerTriangularFromBottomRightMask()
     # It counts the query's own key, FlashAttention's window does not.
     return biases.LowerTriangularFromBottomRightLocalAttentionMask(left + 1)
@@ -138,10 +138,10 @@ def _dense_bias(ops: Any, band: Band) -> object | None:
 def _varlen_bias(ops: Any, band: Band, q_lens: list[int], kv_lens: list[int]) -> object:
     """Return xFormers' mask for sequences behind one another, each with such a band."""
     biases = ops.fmha.attn_bias
-    if band == EVERYTHING:
-        return biases.BlockDiagonalMask.from_seqlens(q_lens, kv_lens)
-    causal = biases.BlockDiagonalCausalFromBottomRightMask.from_seqlens(q_lens, kv_lens)
-    return causal if band[0] == -1 else causal.make_local_attention(band[0] + 1)
+    if band == CAUSAL:
+        return biases.BlockDiagonalCausalFromBottomRightMask.from_seqlens(q_lens, kv_lens)
+    apart = biases.BlockDiagonalMask.from_seqlens(q_lens, kv_lens)
+    return apart if band == EVERYTHING else apart.make_local_attention_from_bottomright(band[0] + 1)
 
 
 def _split_groups(rows: torch.Tensor, shape: AttentionShape) -> torch.Tensor:

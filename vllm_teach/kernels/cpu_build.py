@@ -76,7 +76,7 @@ def build(isa: str) -> Path:
             _build(isa, library)
         # cpp_extension reports a failing compiler as a RuntimeError.
         except (OSError, RuntimeError, ImportError) as error:
-            reason = _failures[isa] = f"The CPU kernel could not be built ({_last_line(error)}); {_OTHERS}."
+            reason = _failures[isa] = f"The CPU kernel could not be built ({_first_error(error)}); {_OTHERS}."
     if reason is not None:
         raise MissingDependencyError(reason)
     return library
@@ -170,6 +170,6 @@ def _scripts_on_path() -> Iterator[None]:
             os.environ["PATH"] = before
 
 
-def _last_line(error: BaseException) -> str:
+def _first_error(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if "error" in line.lower()]
-    return (lines[-1] if lines else type(error).__name__)[:300].rstrip(".")
+    return (lines[0] if lines else type(error).__name__)[:300].rstrip(".")

@@ -154,6 +154,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except VllmTeachError as error:
         print(f"tiny_llama: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("\ntiny_llama: interrupted; the same command goes on from the last checkpoint", file=sys.stderr)
+        return 130
     for part, losses in record["losses_in_nats_per_token"].items():
         print(f"{part:<12}", "  ".join(f"{name} {loss:.4f}" for name, loss in losses.items()))
     return 0

@@ -33,8 +33,9 @@ from vllm_teach.training.residual_dropout import residual_dropout
 class History:
     """What a run measured: per step the training loss (nats per token, dropout on) and the gradients' norm.
 
-    `dev_losses` holds (steps done, nats per token) of each evaluation. `seconds` is the time of the loop, evaluations
-    included; `cpu_seconds` is the processor's, of all threads together, which counts no waiting for other programs.
+    `dev_losses` holds (steps done, nats per token) of each evaluation, in windows of its step's length. `seconds` is
+    the time of the loop, evaluations included; `cpu_seconds` is the processor's, of all threads together, which counts
+    no waiting for other programs.
     """
 
     losses: list[float] = field(default_factory=list)
@@ -71,7 +72,7 @@ def train(
 
     With `dev_tokens`, the weights with the lowest loss there are kept. With `checkpoint`, the run is saved to that file
     every `checkpoint_every` steps, and goes on from it if it is there: with the same losses as without interruption.
-    Needs one CPU; PyTorch's default generator is left as it was.
+    Runs on the CPU, and leaves its default generator as it was.
 
     Raises InvalidArgumentError when the tokens are too few, the window exceeds the model's context, the checkpoint is
     another run's, or the loss stops being a number; ModelLoadError when the checkpoint is damaged.
@@ -112,7 +113,7 @@ class _Run:
     def advance(self) -> None:
         """Do one step, and evaluate where one is due. What is random in it depends on (seed, step) alone."""
         options = self.options
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(options.seed, "step", self.step))
             loss, norm = self._descend()
         self.history.losses.append(loss)

@@ -12,8 +12,10 @@ from vllm_teach.attention.patterns import (
     Documents,
     GlobalTokens,
     LocalWindow,
+    Pattern,
     Strided,
     TileKind,
+    tile_csr,
 )
 from vllm_teach.attention.patterns.tiles import Spans
 
@@ -129,3 +131,40 @@ def test_what_is_ahead_of_the_sequence_belongs_to_nothing() -> None:
         mask = pattern.mask(13, 9)
         assert not mask[:4].any()
         assert mask[4].any()
+
+
+def test_positions_that_nothing_covers_see_nothing_not_even_each_other() -> None:
+    outside = torch.tensor([-7, -1, 10, 99])
+    for pattern in (Documents([0, 3, 10]), BlockSparsePattern([[True, True], [True, True]], 5)):
+        assert not pattern.sees(outside[:, None], outside[None, :]).any()
+        assert not pattern.sees(outside, torch.tensor(4)).any()
+        assert not pattern.sees(torch.tensor(4), outside).any()
+        assert pattern.sees(torch.tensor(4), torch.tensor(9))
+
+
+class PrimeDistance(Pattern):
+    """A pattern that somebody tries out: nothing but its rule."""
+
+    def sees(self, q_pos: torch.Tensor, k_pos: torch.Tensor) -> torch.Tensor:
+        return torch.isin(q_pos - k_pos, torch.tensor([2, 3, 5, 7, 11, 13]))
+
+
+def test_a_rule_is_all_that_a_new_pattern_needs() -> None:
+    pattern = (PrimeDistance() | LocalWindow(2)) & ~PrimeDistance()
+    mask = pattern.mask(20, 30)
+    assert mask[-1].nonzero().flatten().tolist() == [28, 29]
+    tiles = [[mask[i : i + 4, j : j + 5] for j in range(0, 30, 5)] for i in range(0, 20, 4)]
+    kinds = [[2 if tile.all() else 1 if tile.any() else 0 for tile in row] for row in tiles]
+    assert pattern.tile_map(20, 30, 4, 5).tolist() == kinds
+    assert pattern.density(20, 30) == pytest.approx(float(mask.double().mean()))
+
+
+def test_what_is_remembered_from_inference_serves_training() -> None:
+    pattern = Documents([0, 5, 11]) & BlockSparsePattern([[1, 0], [1, 1]], 6)
+    with torch.inference_mode():
+        found, csr = pattern.tile_map(11, 11, 3, 3), tile_csr(pattern, 11, 11, 3, 3)
+    assert not found.is_inference()
+    assert not any(array.is_inference() for array in csr)
+    weights = torch.rand(11, 11, requires_grad=True)
+    (weights * pattern.mask(11, 11)).sum().backward()
+    assert torch.equal(weights.grad > 0, pattern.mask(11, 11))

@@ -10,7 +10,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 
@@ -22,6 +21,7 @@ from vllm_teach.attention.patterns.tiles import (
     look,
     opposite,
     overlap,
+    remembered,
 )
 from vllm_teach.attention.shapes import check_count
 
@@ -246,7 +246,7 @@ class Hidden(Pattern):
         return f"~{self.a!r}"
 
 
-@lru_cache(maxsize=256)
+@remembered(256)
 def _tile_map(pattern: Pattern, q_len: int, kv_len: int, tile_q: int, tile_k: int) -> torch.Tensor:
     found = pattern.classify(Spans.cut(q_len, tile_q, kv_len - q_len), Spans.cut(kv_len, tile_k, 0)).clone()
     unknown = torch.nonzero(found == TileKind.UNKNOWN)  # [tiles, 2]

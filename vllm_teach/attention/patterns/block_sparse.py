@@ -5,13 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 import torch
 
 from vllm_teach.attention.patterns.base import Pattern, Rule
-from vllm_teach.attention.patterns.tiles import Spans, kinds
+from vllm_teach.attention.patterns.tiles import Spans, kinds, remembered
 from vllm_teach.attention.shapes import check_count, check_real
 from vllm_teach.errors import InvalidArgumentError
 
@@ -103,13 +102,13 @@ class BlockSparsePattern(Pattern):
 
     def classify(self, queries: Spans, keys: Spans) -> torch.Tensor:
         """Exact: counts the set blocks in the rectangle of blocks that a tile touches, by differences of sums."""
-        inside, blind = queries.first[:, None] >= 0, queries.last[:, None] < 0
+        inside = queries.first[:, None] >= 0
         sums = _layout_sums(self.layout)  # [blocks + 1, blocks + 1]
         top, bottom = (queries.first.clamp(min=0) // self.block)[:, None], (queries.last // self.block)[:, None] + 1
         left, right = (keys.first // self.block)[None, :], (keys.last // self.block)[None, :] + 1
         bottom = torch.maximum(bottom, top)  # a span before position 0 touches no block
         count = sums[bottom, right] - sums[top, right] - sums[bottom, left] + sums[top, left]
-        return kinds(blind | (count == 0), inside & ~blind & (count == (bottom - top) * (right - left)))
+        return kinds(count == 0, inside & (count == (bottom - top) * (right - left)))
 
     def check_lengths(self, q_len: int, kv_len: int) -> None:
         """See `Pattern.check_lengths`."""
@@ -124,14 +123,14 @@ class BlockSparsePattern(Pattern):
         return f"BlockSparsePattern({blocks} x {blocks} blocks of {self.block}, {seen} of {blocks * blocks} set)"
 
 
-@lru_cache(maxsize=16)
+@remembered(16)
 def _layout_table(layout: tuple[tuple[bool, ...], ...], device: torch.device) -> torch.Tensor:
     """The layout as bool `[blocks + 1, blocks + 1]`; the last row and column serve positions outside."""
     table = torch.tensor(layout, dtype=torch.bool).view(len(layout), len(layout))
     return torch.nn.functional.pad(table, (0, 1, 0, 1)).to(device)
 
 
-@lru_cache(maxsize=16)
+@remembered(16)
 def _layout_sums(layout: tuple[tuple[bool, ...], ...]) -> torch.Tensor:
     """How many blocks are set above and to the left of each corner, int64 `[blocks + 1, blocks + 1]`."""
     table = _layout_table(layout, torch.device("cpu"))[:-1, :-1]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import pairwise
 
 import torch
 
 from vllm_teach.attention.patterns.base import Pattern, Rule
-from vllm_teach.attention.patterns.tiles import Spans, kinds
+from vllm_teach.attention.patterns.tiles import Spans, kinds, remembered
 from vllm_teach.errors import InvalidArgumentError
 
 
@@ -85,7 +84,7 @@ class Documents(Pattern):
         return f"Documents([{shown}])"
 
 
-@lru_cache(maxsize=16)
+@remembered(16)
 def _document_table(cu_seqlens: tuple[int, ...], device: torch.device) -> torch.Tensor:
     """The document of each position, int64 `[total + 1]`; the last entry, -1, serves all positions outside."""
     lengths = torch.tensor(cu_seqlens).diff()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 
 from vllm_teach.attention.patterns.base import Pattern
-from vllm_teach.attention.patterns.tiles import Spans, TileKind, look
+from vllm_teach.attention.patterns.tiles import Spans, TileKind, look, remembered
 
 
 class TileCsr(NamedTuple):
@@ -43,7 +42,7 @@ def tile_csr(pattern: Pattern, q_len: int, kv_len: int, tile_q: int, tile_k: int
 
 
 # Few, because an irregular pattern's masks take a byte for each pair in a PARTIAL tile.
-@lru_cache(maxsize=8)
+@remembered(8)
 def _tile_csr(pattern: Pattern, q_len: int, kv_len: int, tile_q: int, tile_k: int) -> TileCsr:
     kinds = pattern.tile_map(q_len, kv_len, tile_q, tile_k)  # [q_tiles, k_tiles]
     rows, k_tile = torch.nonzero(kinds, as_tuple=True)  # by row, then by key

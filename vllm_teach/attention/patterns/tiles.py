@@ -6,18 +6,35 @@ diagonals that it covers (`classify_by_diagonal`), or by a look at all of its pa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
 
 if TYPE_CHECKING:
     from vllm_teach.attention.patterns.base import Pattern
 
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
 # How many (query, key) pairs are looked at in one go: bounds the memory of a map over a long sequence.
 _PAIRS_AT_ONCE = 1 << 20
+
+
+def remembered(maxsize: int) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
+    """Decorate a function of hashable arguments to keep its last `maxsize` results.
+
+    Under `torch.inference_mode` it would make tensors that training refuses to save, and keep those: it leaves it.
+    """
+
+    def decorate(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+        cached: Any = lru_cache(maxsize)(torch.inference_mode(False)(function))
+        return cached
+
+    return decorate
 
 
 class TileKind(IntEnum):

@@ -1,0 +1,110 @@
+"""Compile the kernels for GPUs that are not here: Triton needs none for that, and its compiler refuses what the
+interpreter lets pass. What comes back also says whether a tile fits: its shared memory is known before it runs.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from vllm_teach.kernels.triton_kernels import tuning
+from vllm_teach.kernels.triton_kernels.backward_math import delta_kernel
+from vllm_teach.kernels.triton_kernels.block_sparse_forward import block_sparse_forward_kernel
+from vllm_teach.kernels.triton_kernels.flash_backward import flash_backward_keys_kernel, flash_backward_queries_kernel
+from vllm_teach.kernels.triton_kernels.flash_forward import flash_forward_kernel
+from vllm_teach.kernels.triton_kernels.merge_splits import merge_splits_kernel
+from vllm_teach.kernels.triton_kernels.paged_decode import paged_attention_kernel
+from vllm_teach.kernels.triton_kernels.tile_math import dot_precision, padded
+
+# Shared memory that one program may use, bytes, by compute capability (CUDA C++ programming guide, table of technical
+# specifications): A100 163 KiB; RTX 30 and 40 99 KiB; H100 and B200 227 KiB.
+SHARED_MEMORY = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
+
+# The kernels that work on tiles of scores, by the name of their candidates in `tuning`.
+TILED = {
+    "forward": flash_forward_kernel,
+    "backward_keys": flash_backward_keys_kernel,
+    "backward_queries": flash_backward_queries_kernel,
+    "block_sparse": block_sparse_forward_kernel,
+    "paged": paged_attention_kernel,
+}
+_TYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
+_FLOAT32 = ("lse_ptr", "delta_ptr", "slopes_ptr", "parts_ptr", "part_lse_ptr")
+_BYTES = ("masks_ptr",)
+_INT32 = ("cu_q_ptr", "cu_k_ptr", "table_ptr", "kv_lens_ptr", "starts_ptr", "full_ends_ptr", "k_tile_ptr",
+          "mask_index_ptr")  # fmt: skip
+_FLOATS = ("scale", "softcap", "keep_scale")
+FEATURES = ("VARLEN", "LEFT", "RIGHT", "SOFTCAP", "ALIBI", "DROPOUT")
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """One kernel for one GPU generation: its PTX, the machine code's size, and the shared memory it needs, bytes."""
+
+    ptx: str
+    machine_code_bytes: int
+    shared_bytes: int
+
+
+def compile_tiled(
+    kernel: str,
+    head_dim: int,
+    dtype: torch.dtype,
+    capability: int,
+    tile: tuning.Tile,
+    features: tuple[str, ...] = ("RIGHT",),
+) -> Compiled:
+    """Compile a kernel of TILED with `tile` for sm_`capability`, with those of FEATURES turned on that it has."""
+    function = TILED[kernel]
+    flags = {name: name in features for name in FEATURES if name in function.arg_names}
+    constants = {"HEAD_DIM": head_dim, "DIM": padded(head_dim), "PRECISION": dot_precision(dtype), **flags}
+    if kernel == "paged":
+        constants["BLOCK_SIZE"] = 16
+    constants |= {"TILE_Q": tile.q, "TILE_K": tile.k}
+    return compile_kernel(function, dtype, capability, constants, tile.warps, tile.stages)
+
+
+def compile_small(dtype: torch.dtype, capability: int, head_dim: int = 128) -> Iterator[Compiled]:
+    """Compile the two kernels that have no tile of scores: delta, and the merge of splits."""
+    sizes = {"HEAD_DIM": head_dim, "DIM": padded(head_dim)}
+    yield compile_kernel(delta_kernel, dtype, capability, sizes | {"TILE_Q": 64})
+    yield compile_kernel(merge_splits_kernel, dtype, capability, sizes | {"SPLITS": 16})
+
+
+def compile_kernel(
+    function: triton.JITFunction,
+    dtype: torch.dtype,
+    capability: int,
+    constants: dict[str, Any],
+    warps: int = 4,
+    stages: int = 2,
+) -> Compiled:
+    """Compile `function` for sm_`capability` with tensors of `dtype`; `constants` are its tl.constexpr arguments.
+
+    Pointers and strides count as multiples of 16, as PyTorch's tensors have them. Raises what Triton's compiler raises.
+    """
+    signature, attributes = {}, {}
+    for index, parameter in enumerate(function.params):
+        signature[parameter.name] = "constexpr" if parameter.is_constexpr else _type(parameter.name, dtype)
+        if parameter.name.endswith(("_ptr", "_row", "_head", "_block", "_slot")):
+            attributes[(index,)] = [["tt.divisibility", 16]]
+    source = ASTSource(function, signature=signature, constexprs=constants, attrs=attributes)
+    target = GPUTarget("cuda", capability, 32)
+    compiled = triton.compile(source, target=target, options={"num_warps": warps, "num_stages": stages})
+    return Compiled(compiled.asm["ptx"], len(compiled.asm["cubin"]), compiled.metadata.shared)
+
+
+def _type(name: str, dtype: torch.dtype) -> str:
+    if name in _FLOAT32:
+        return "*fp32"
+    if name in _BYTES:
+        return "*u8"
+    if name in _INT32:
+        return "*i32"
+    if name.endswith("_ptr"):
+        return f"*{_TYPES[dtype]}"
+    return "fp32" if name in _FLOATS else "i32"
