@@ -33,7 +33,7 @@ struct Plan {
 
 constexpr int64_t MOST_ROWS = 384;      // of an item: its queries and sums stay in the second-level cache
 constexpr int64_t LEAST_ROWS = 48;      // below this, packing a tile of keys costs more than using it
-constexpr int64_t LEAST_PART = 4;       // tiles; shorter parts are not worth their merge
+constexpr int64_t LEAST_PART = 8;       // tiles; shorter parts are not worth their merge
 constexpr int64_t ITEMS_PER_THREAD = 4;
 
 // The tiles of keys, or entries of the tile list, that queries from `first` on visit.
@@ -66,27 +66,39 @@ inline int64_t choose_queries(const Call& call) {
     return std::max<int64_t>(1, rows / group);
 }
 
+// Replace an item by `count` items that share its tiles out among them.
+inline void split(Plan& plan, const Item& item, int64_t count) {
+    const int64_t tiles = item.end_tile - item.first_tile;
+    plan.merges.push_back({item, plan.parts, count});
+    for (int64_t i = 0; i < count; ++i) {
+        Item part = item;
+        part.first_tile = item.first_tile + tiles * i / count;
+        part.end_tile = item.first_tile + tiles * (i + 1) / count;
+        part.part = plan.parts++;
+        plan.items.push_back(part);
+    }
+}
+
 inline Plan make_plan(const Call& call) {
     Plan plan;
     const int64_t group = call.q_heads / call.kv_heads, queries = choose_queries(call);
     const int64_t wanted = ITEMS_PER_THREAD * call.threads, found = std::max<int64_t>(1, count_items(call, queries));
     const int64_t most_parts = call.threads > 1 && found < wanted ? (wanted + found - 1) / found : 1;
 
-    for (int64_t n = 0; n < call.num_sequences; ++n) {
-        const Sequence& s = call.sequences[n];
+    for (int64_t i = 0; i < call.num_sequences; ++i) {
+        const Sequence& s = call.sequences[i];
         for (int64_t first = 0; first < s.q_len; first += queries) {
             const int64_t here = std::min(queries, s.q_len - first);
             const auto [first_tile, end_tile] = tiles_of(call, s, first, here);
-            const int64_t tiles = end_tile - first_tile;
-            const int64_t parts = std::max<int64_t>(1,std::min<int64_t>(here*group<=4?1000:most_parts, tiles / LEAST_PART));
+            const int64_t parts = std::min(most_parts, (end_tile - first_tile) / LEAST_PART);
             plan.most_rows = std::max(plan.most_rows, here * group);
-            for (int64_t i = 0; i < parts; ++i)
-                for (int64_t head = 0; head < call.kv_heads; ++head)
-                    plan.items.push_back({int32_t(n), int32_t(head), first, here, first_tile + tiles * i / parts,
-                                          first_tile + tiles * (i + 1) / parts,
-                                          parts > 1 ? plan.parts + head * parts + i : -1});
-            for (int64_t head = 0; parts > 1 && head < call.kv_heads; ++head, plan.parts += parts)
-                plan.merges.push_back({{int32_t(n), int32_t(head), first, here, first_tile, end_tile, -1}, plan.parts, parts});
+            for (int64_t head = 0; head < call.kv_heads; ++head) {
+                const Item item{int32_t(i), int32_t(head), first, here, first_tile, end_tile, -1};
+                if (parts > 1)
+                    split(plan, item, parts);
+                else
+                    plan.items.push_back(item);
+            }
             plan.work += (end_tile - first_tile) * here * group * call.kv_heads;
         }
     }

@@ -185,14 +185,14 @@ def flash_backward_queries_kernel(
     lse = tl.load(lse_ptr + row_base + rows, mask=rows < q_len, other=0.0)
     delta = tl.load(delta_ptr + row_base + rows, mask=rows < q_len, other=0.0)
     dq = tl.zeros([TILE_Q, DIM], dtype=tl.float32)
-    begin, _, _, end = key_runs(q_start, q_len, kv_len, left, right, TILE_Q, TILE_K, LEFT, RIGHT)
+    begin, _full_begin, _full_end, end = key_runs(q_start, q_len, kv_len, left, right, TILE_Q, TILE_K, LEFT, RIGHT)
     for start in range(begin, end, TILE_K):
         keys = start + tl.arange(0, TILE_K)
         k = load_tile(k_base, keys, k_row, kv_len, HEAD_DIM, DIM, True)  # [TILE_K, DIM]
         v = load_tile(v_base, keys, v_row, kv_len, HEAD_DIM, DIM, True)  # [TILE_K, DIM]
         product = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [TILE_Q, TILE_K]
         dprobs = tl.dot(dout, tl.trans(v), input_precision=PRECISION)  # [TILE_Q, TILE_K]
-        _, dscores = score_gradients(
+        _dropped, dscores = score_gradients(
             product, dprobs, lse[:, None], delta[:, None], rows[:, None], keys[None, :], q_len, kv_len, batch_head,
             slope, scale, softcap, left, right, seed_low, seed_high, threshold, keep_scale, LEFT, RIGHT, SOFTCAP,
             ALIBI, DROPOUT,

@@ -15,17 +15,15 @@ import torch
 
 from vllm_teach.attention.dropout import keep_mask
 from vllm_teach.attention.online_softmax import SoftmaxState
-from vllm_teach.attention.patterns.tiles import TileKind
 from vllm_teach.attention.scores import grouped_slopes, modify_scores
 from vllm_teach.attention.shapes import AttentionShape
+from vllm_teach.attention.traffic import Span, tile_pairs
 from vllm_teach.attention.variant import Variant
-
-Span = tuple[int, int]  # first index, and one past the last
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """One chunk of queries against one chunk of keys; `kind` says how many of their pairs the pattern hides."""
+    """One chunk of queries against one chunk of keys; `kind`, a `TileKind`, says what the pattern shows of it."""
 
     rows: Span
     keys: Span
@@ -45,20 +43,8 @@ class ChunkedCall:
 
     def chunks(self) -> list[tuple[Span, list[Chunk]]]:
         """Return each chunk of queries with those chunks of keys that the pattern shows it something of."""
-        s = self.shape
-        q_spans, k_spans = _cut(s.q_len, self.q_chunk), _cut(s.kv_len, self.k_chunk)
-        if self.variant.pattern is None:
-            kinds = [[int(TileKind.FULL)] * len(k_spans)] * len(q_spans)
-        else:
-            kinds = self.variant.pattern.tile_map(s.q_len, s.kv_len, self.q_chunk, self.k_chunk).tolist()
-        return [
-            (rows, [Chunk(rows, k, kind) for k, kind in zip(k_spans, row_kinds, strict=True) if kind != TileKind.EMPTY])
-            for rows, row_kinds in zip(q_spans, kinds, strict=True)
-        ]
-
-
-def _cut(length: int, chunk: int) -> list[Span]:
-    return [(start, min(start + chunk, length)) for start in range(0, length, chunk)]
+        pairs = tile_pairs(self.shape, self.variant.pattern, self.q_chunk, self.k_chunk)
+        return [(rows, [Chunk(rows, keys, kind) for keys, kind in seen]) for rows, seen in pairs]
 
 
 @dataclass(frozen=True, eq=False)

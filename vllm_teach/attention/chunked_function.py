@@ -1,7 +1,7 @@
 """Chunked attention's loops, forward and backward, as one step that autograd sees from outside.
 
 The backward pass keeps q, k, v, the bias, out and lse, and computes each chunk's weights again: the paper does so by
-checkpointing every chunk (section 4). Its gradient needs no formula of our own. With L = lse, held constant, write
+checkpointing every chunk (figure 1). Its gradient needs no formula of our own. With L = lse, held constant, write
 
     Z = sum over chunks of l,   N = sum over chunks of acc,   out = N / Z,   lse = L + log Z,
 

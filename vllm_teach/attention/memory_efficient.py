@@ -62,7 +62,7 @@ def memory_efficient_attention(
 
     - a float tensor that is added to the scores, `[batch, heads, q_len, kv_len]` (with groups: `[batch, groups, heads,
       q_len, kv_len]`; without heads: `[batch, q_len, kv_len]`), each size that of the scores or 1. A gradient flows
-      into it.
+      into it, as large as the tensor given: do not expand a size of 1 that is to be learnt.
     - a bias of `attention.attn_bias`: what it hides is not computed.
     - a pattern of `attention.patterns`, such as BlockSparsePattern. xFormers takes none.
 
@@ -105,7 +105,7 @@ def memory_efficient_attention_forward_requires_grad(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (out, lse), lse the log-sum-exp of the scores `[batch, heads, q_len]`, or `[batch, groups, heads, q_len]`.
 
-    Despite xFormers' name both are cut off from autograd, as there. lse is float32, or float64 for float64 input.
+    Despite the name both are cut off from autograd, as in xFormers. lse is float32, or float64 for float64 input.
 
     Raises InvalidArgumentError as `memory_efficient_attention` does, and for a `p` other than 0.
     """

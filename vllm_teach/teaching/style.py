@@ -35,6 +35,7 @@ FAMILIES: dict[str, dict[str, str]] = {
     "traffic": {"read": "#56B4E9", "written": "#E69F00", "saved": "#DDDDDD"},
     "tile": {"done": "#88CCEE", "current": "#E69F00", "pending": "#EEEEEE", "skipped": "#BBBBBB"},
     "dtype": {"float32": "#4477AA", "float16": "#AA3377", "bfloat16": "#CCBB44"},
+    "pattern": {"causal": "#332288", "local_window": "#CC3311", "sinks": "#33BBEE", "block_sparse": "#DDAA33"},
     "map": {"here": "#E69F00", "room": "#DCE9F2", "planned": "#FFFFFF"},
 }
 COLOURS: dict[str, str] = {concept: value for family in FAMILIES.values() for concept, value in family.items()}

@@ -95,6 +95,16 @@ def test_single_patterns_know_each_tile_without_a_look(pattern, q_len, kv_len, t
     assert torch.equal(found, pattern.tile_map(q_len, kv_len, tile_q, tile_k))
 
 
+@pytest.mark.parametrize("pattern", SINGLE, ids=repr)
+@pytest.mark.parametrize("first", [-30, -8, -1, 0, 5, 31, 60])
+@pytest.mark.parametrize("tile", [1, 7, 20])
+def test_single_patterns_know_tiles_of_queries_anywhere(pattern, first, tile) -> None:
+    found = pattern.classify(Spans.cut(20, tile, first), Spans.cut(40, 6, 0))
+    mask = pattern.sees(torch.arange(first, first + 20)[:, None], torch.arange(40)[None, :])
+    tiles = [[mask[i : i + tile, j : j + 6] for j in range(0, 40, 6)] for i in range(0, 20, tile)]
+    assert found.tolist() == [[2 if tile.all() else 1 if tile.any() else 0 for tile in row] for row in tiles]
+
+
 def test_the_window_of_the_articles_looks_at_no_pair(monkeypatch) -> None:
     pattern, seen = LocalWindow(511), []
     original = LocalWindow.sees_ahead

@@ -22,10 +22,10 @@ class BlockSparsePattern(Pattern):
     """The queries of block a see the keys of block b where layout[a][b] is set; a block is `block` positions.
 
     `layout` is square, `[blocks, blocks]` of booleans or 0 and 1: a nested list, an array or a tensor, kept as a tuple
-    of tuples. It must cover all keys. A query before position 0 sees nothing. A block on the diagonal shows the keys
-    after a query, too: for text generation take `BlockSparsePattern(…) & Causal()`.
+    of tuples. It must cover all keys. A query before position 0, or behind the last block, sees nothing. A block on the
+    diagonal shows the keys after a query, too: for text generation take `BlockSparsePattern(…) & Causal()`.
 
-    Block-sparse attention: Sparse Transformer (arXiv 1904.10509, section 5.1) and BigBird (arXiv 2007.14062).
+    Block-sparse attention: Sparse Transformer (arXiv 1904.10509, section 5.5) and BigBird (arXiv 2007.14062).
     """
 
     layout: tuple[tuple[bool, ...], ...]
@@ -102,11 +102,12 @@ class BlockSparsePattern(Pattern):
 
     def classify(self, queries: Spans, keys: Spans) -> torch.Tensor:
         """Exact: counts the set blocks in the rectangle of blocks that a tile touches, by differences of sums."""
-        inside = queries.first[:, None] >= 0
-        sums = _layout_sums(self.layout)  # [blocks + 1, blocks + 1]
-        top, bottom = (queries.first.clamp(min=0) // self.block)[:, None], (queries.last // self.block)[:, None] + 1
+        first, last = queries.first[:, None], queries.last[:, None]
+        inside = (first >= 0) & (last < self.covered)
+        top = first.clamp(0, self.covered) // self.block
+        bottom = last.clamp(-1, self.covered - 1) // self.block + 1  # a span before position 0 touches no block
         left, right = (keys.first // self.block)[None, :], (keys.last // self.block)[None, :] + 1
-        bottom = torch.maximum(bottom, top)  # a span before position 0 touches no block
+        sums = _layout_sums(self.layout)  # [blocks + 1, blocks + 1]
         count = sums[bottom, right] - sums[top, right] - sums[bottom, left] + sums[top, left]
         return kinds(count == 0, inside & (count == (bottom - top) * (right - left)))
 

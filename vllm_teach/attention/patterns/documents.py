@@ -19,7 +19,7 @@ class Documents(Pattern):
 
     Document i has the positions cu_seqlens[i] … cu_seqlens[i + 1] - 1; it may be empty. `cu_seqlens` starts with 0 and
     never falls: a sequence of whole numbers or an integer tensor, kept as a tuple. It must cover all keys, so give
-    padding a document of its own. A query before position 0 belongs to no document and sees nothing.
+    padding a document of its own. A query before position 0, or behind the last document, sees nothing.
 
     Queries and keys are cut alike. For sequences of different q_len and kv_len use `attention.layout.Varlen`.
     """
@@ -50,14 +50,13 @@ class Documents(Pattern):
 
     def classify(self, queries: Spans, keys: Spans) -> torch.Tensor:
         """Exact: a span meets every document between its two ends, but for empty ones, which are at no end."""
-        inside = queries.first[:, None] >= 0
         document_of = self._document_of(queries.first.device)
-        q_low = document_of(queries.first.clamp(min=0))[:, None]
-        q_high = document_of(queries.last)[:, None]  # -1 for a span that ends before position 0
+        first, last = queries.first[:, None], queries.last[:, None]
+        touching, inside = (first < self.total) & (last >= 0), (first >= 0) & (last < self.total)
+        q_low, q_high = document_of(first.clamp(min=0)), document_of(last.clamp(max=self.total - 1))
         k_low, k_high = document_of(keys.first)[None, :], document_of(keys.last)[None, :]
-        empty = torch.maximum(q_low, k_low) > torch.minimum(q_high, k_high)
-        full = inside & (torch.minimum(q_low, k_low) == torch.maximum(q_high, k_high))
-        return kinds(empty, full & ~empty)
+        common = touching & (torch.maximum(q_low, k_low) <= torch.minimum(q_high, k_high))
+        return kinds(~common, inside & (torch.minimum(q_low, k_low) == torch.maximum(q_high, k_high)))
 
     def check_lengths(self, q_len: int, kv_len: int) -> None:
         """See `Pattern.check_lengths`."""

@@ -17,7 +17,8 @@ class GlobalTokens(Pattern):
     """Every query sees those of the first `n` keys that do not lie ahead of it.
 
     So it never shows the future, and `GlobalTokens(4) | LocalWindow(511)` is causal as it stands: attention sinks
-    (StreamingLLM, arXiv 2309.17453, section 3.2), four tokens beside a window of 512.
+    (StreamingLLM, arXiv 2309.17453, section 3.2), four tokens beside a window of 512. That paper also counts positions
+    within its cache; a mask leaves them as they are.
 
     `symmetric` is for encoders, which look both ways: every query sees the first `n` keys, ahead of it or not, and the
     queries at the positions 0 … n - 1 see every key (Longformer's global attention, arXiv 2004.05150, section 3.1).

@@ -1,0 +1,127 @@
+"""Which backend serves a call: the choice, its reason, and for every other one why not."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from vllm_teach import backends
+from vllm_teach.attention.shapes import check_count
+from vllm_teach.backends.hardware import Hardware, detect_hardware
+from vllm_teach.backends.preference import Preference, prefer
+from vllm_teach.backends.spec import AttentionSpec
+from vllm_teach.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from vllm_teach.backends.measured import Measurements
+    from vllm_teach.backends.report import Explanation
+
+POLICIES = ("threshold", "measured")
+DEFAULT_THRESHOLD = 1024
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A choice and its account: `others` says for every backend that was not chosen why not."""
+
+    choice: str
+    reason: str
+    others: dict[str, str]
+    spec: AttentionSpec
+    policy: str
+
+    def explain(self) -> Explanation:
+        """Return the account as a table, which prints as text and shows as HTML in a notebook."""
+        from vllm_teach.backends.report import Explanation
+
+        return Explanation(self)
+
+
+def select_backend(
+    spec: AttentionSpec,
+    policy: str = "threshold",
+    threshold: int = DEFAULT_THRESHOLD,
+    usable: Collection[str] | None = None,
+    hardware: Hardware | None = None,
+    measurements: Measurements | None = None,
+) -> Selection:
+    """Choose a backend for a call; the same arguments give the same choice.
+
+    `policy` "threshold" is the articles' rule (see `preference`), by the call's length against `threshold`, the
+    hardware and the batch; "measured" takes what `vllm-teach tune` found fastest (see `measured`). `usable` are the
+    backends to choose from, all by default. `hardware` is this machine by default, `measurements` what was recorded on
+    it.
+
+    Raises InvalidArgumentError for an unknown policy or backend, when none of `usable` can serve the call, and when
+    "measured" finds no measurements of this machine.
+    """
+    if policy not in POLICIES:
+        raise InvalidArgumentError(f"policy is {policy!r}; choose one of {', '.join(POLICIES)}.")
+    threshold = check_count("threshold", threshold, 1)
+    among = None if usable is None else tuple(backends.get(name).name for name in usable)
+    if policy == "measured" and measurements is None:
+        from vllm_teach.backends.measured import load_measurements
+
+        measurements = load_measurements(spec.device)
+    if hardware is None:
+        hardware = detect_hardware()
+    return _select(spec, policy, threshold, among, hardware, measurements)
+
+
+# A model asks for the same few specs in every layer and step.
+@lru_cache(maxsize=4096)
+def _select(
+    spec: AttentionSpec,
+    policy: str,
+    threshold: int,
+    among: tuple[str, ...] | None,
+    hardware: Hardware,
+    measurements: Measurements | None,
+) -> Selection:
+    refused = _refusals(spec, among, hardware)
+    preference = prefer(spec, threshold, hardware)
+    candidates = [name for name in preference.order if name not in refused]
+    if not candidates:
+        listed = " ".join(f"{name}: {reason}" for name, reason in refused.items())
+        raise InvalidArgumentError(f"No backend can serve this call. {listed}")
+    if policy == "measured" and measurements is not None:
+        choice, reason, others = measurements.choose(spec, candidates)
+    else:
+        choice = candidates[0]
+        reason = _reason(choice, preference)
+        others = {name: preference.behind.get(name, f"{choice} comes before it.") for name in candidates[1:]}
+    everyone = refused | others
+    return Selection(choice, reason, {name: everyone[name] for name in _known(preference) if name != choice}, spec, policy)
+
+
+def _refusals(spec: AttentionSpec, among: tuple[str, ...] | None, hardware: Hardware) -> dict[str, str]:
+    """Return why each backend that cannot serve the call cannot: left out, not on this machine, not such a call."""
+    refused = {}
+    for name in backends.names():
+        if among is not None and name not in among:
+            reason: str | None = "It is not among the usable ones that were given."
+        else:
+            reason = backends.get(name).supports(spec) or hardware.why_not(name, spec.device)
+        if reason is not None:
+            refused[name] = reason
+    return refused
+
+
+def _reason(choice: str, preference: Preference) -> str:
+    if choice in preference.behind:
+        return f"{preference.reason}; no better one can serve the call."
+    if preference.order[0] != choice:
+        return f"{preference.reason}; what comes before {choice} cannot serve the call."
+    return f"{preference.reason}."
+
+
+def _known(preference: Preference) -> list[str]:
+    """Return the backends in the order of preference, and then those that have no place in it."""
+    return [*preference.order, *(name for name in backends.names() if name not in preference.order)]
+
+
+def explain(spec: AttentionSpec, **options: object) -> Explanation:
+    """Return `select_backend(spec, **options).explain()`: which backend serves such a call, and why not the others."""
+    return select_backend(spec, **options).explain()  # type: ignore[arg-type]
