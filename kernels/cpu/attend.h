@@ -4,17 +4,7 @@
 #include <cmath>
 
 #include "few_rows.h"
-#include "plan.h"
 #include "softmax.h"
-
-// One tile of keys and values: where their rows lie, and which mask cuts it.
-template <class T>
-struct KeyTile {
-    int64_t first_key, n;
-    const uint8_t* masks;  // [tile_q, TILE_KEYS]; null: none
-    const T* keys[TILE_KEYS];
-    const T* values[TILE_KEYS];
-};
 
 // The memory that one thread works in, cut from one piece.
 template <class Element>
@@ -27,7 +17,7 @@ struct Workspace {
     float* sums;             // [rows, width], the numerators
     RowState* states;        // [rows]
 
-    // Returns the bytes needed; with `base` null, that is all it does.
+    // Returns the bytes needed; with `base` null, that is all it is good for.
     int64_t lay_out(char* base, int64_t rows, int64_t depth, int64_t width) {
         int64_t used = 0;
         auto take = [&](auto*& pointer, int64_t count) {
@@ -49,6 +39,7 @@ template <class T>
 class Attention {
     using Operand = typename OperandFor<T>::Type;
     using Element = typename Operand::Element;
+    using Work = Workspace<Element>;
 
    public:
     explicit Attention(const Call& call)
@@ -56,23 +47,22 @@ class Attention {
           group_(call.q_heads / call.kv_heads),
           inner_(elements<Operand>(call.head_dim)),
           depth_(round_up(inner_, LANES)),
-          width_(round_up(call.head_dim, LANES)) {
-        const double scale = call.scale * LOG2_E;
-        rule_ = {float(scale), float(call.softcap * LOG2_E), 0, call.slopes != nullptr};
-        if (call.softcap != 0) rule_.cap_scale = float(call.scale / call.softcap);
-    }
+          width_(round_up(call.head_dim, LANES)),
+          rule_{float(call.scale * LOG2_E), float(call.softcap * LOG2_E),
+                call.softcap != 0 ? float(call.scale / call.softcap) : 0, call.slopes != nullptr} {}
 
     int64_t workspace_bytes(int64_t most_rows) const {
-        return Workspace<Element>{}.lay_out(nullptr, round_up(most_rows, ROWS), depth_, width_);
+        return Work{}.lay_out(nullptr, round_up(most_rows, ROWS), depth_, width_);
     }
 
     // The floats of a part: for each row the numerators, the largest score and the denominator.
     int64_t part_size(int64_t most_rows) const { return most_rows * (width_ + 2); }
 
+    // Does one item in the thread's own `memory`. Its result goes to the output, or to its place in `parts`.
     void attend(const Item& item, char* memory, float* parts, int64_t part_size) const {
         const Sequence& s = call_.sequences[item.sequence];
         const int64_t rows = item.queries * group_, padded = round_up(rows, ROWS);
-        Workspace<Element> w;
+        Work w;
         w.lay_out(memory, padded, depth_, width_);
         start(item, s, rows, padded, w);
         switch (rows) {
@@ -93,12 +83,12 @@ class Attention {
         const Sequence& s = call_.sequences[merge.item.sequence];
         const int64_t rows = merge.item.queries * group_;
         for (int64_t r = 0; r < rows; ++r) {
-            auto part_row = [&](int64_t i) { return parts + (merge.first_part + i) * part_size + r * (width_ + 2); };
+            const float* first = parts + merge.first_part * part_size + r * (width_ + 2);
             float largest = -INFINITE, sum = 0;
-            for (int64_t i = 0; i < merge.count; ++i) largest = std::fmax(largest, part_row(i)[width_]);
+            for (int64_t i = 0; i < merge.count; ++i) largest = std::fmax(largest, first[i * part_size + width_]);
             std::memset(row_sums, 0, width_ * sizeof(float));
             for (int64_t i = 0; i < merge.count; ++i) {
-                const float* part = part_row(i);
+                const float* part = first + i * part_size;
                 const float weight = largest == -INFINITE ? 0 : std::exp2(part[width_] - largest);
                 sum += weight * part[width_ + 1];
                 for (int64_t c = 0; c < width_; c += LANES)
@@ -114,7 +104,7 @@ class Attention {
 
     // Pack the queries and set the sums to 0. Neighbouring rows are the heads of one query, then the next query's, so
     // that a block of rows has nearly one position. Padding rows repeat the last one; nobody reads their result.
-    void start(const Item& item, const Sequence& s, int64_t rows, int64_t padded, Workspace<Element>& w) const {
+    void start(const Item& item, const Sequence& s, int64_t rows, int64_t padded, Work& w) const {
         for (int64_t r = 0; r < padded; ++r) {
             const int64_t row = std::min(r, rows - 1), query = query_of(item, row), head = head_of(item, row);
             const T* from = static_cast<const T*>(call_.q) + s.first_q;
@@ -126,68 +116,47 @@ class Attention {
         std::memset(w.sums, 0, padded * width_ * sizeof(float));
     }
 
-    // Find a tile's rows, behind one another or in blocks of a cache, and have them fetched while another is worked on.
-    KeyTile<T> find_tile(const Item& item, const Sequence& s, int64_t entry) const {
-        KeyTile<T> tile;
-        tile.masks = nullptr;
-        int64_t number = entry;
-        if (call_.tile_lists) {
-            const TileList& list = call_.tile_lists[s.tile_list];
-            number = list.k_tile[entry];
-            const int64_t mask = list.mask_index[entry];
-            if (mask >= 0) tile.masks = list.masks + mask * call_.tile_q * TILE_KEYS;
-        }
-        tile.first_key = number * TILE_KEYS;
-        tile.n = std::min<int64_t>(TILE_KEYS, s.kv_len - tile.first_key);
-        const T* k = static_cast<const T*>(call_.k) + s.first_k + item.kv_head * call_.k_stride.head;
-        const T* v = static_cast<const T*>(call_.v) + s.first_v + item.kv_head * call_.v_stride.head;
-        const int32_t* blocks = call_.block_table ? call_.block_table + s.first_block : nullptr;
-        int64_t block = blocks ? tile.first_key / call_.block_size : 0;
-        int64_t row = blocks ? tile.first_key % call_.block_size : tile.first_key;
-        for (int64_t j = 0; j < tile.n; ++j, ++row) {
-            if (blocks && row == call_.block_size) ++block, row = 0;
-            const int64_t physical = blocks ? blocks[block] : 0;
-            tile.keys[j] = k + physical * call_.k_stride.block + row * call_.k_stride.row;
-            tile.values[j] = v + physical * call_.v_stride.block + row * call_.v_stride.row;
-            if (item.queries * group_ > 4) {
-                prefetch_row(tile.keys[j], call_.head_dim);
-                prefetch_row(tile.values[j], call_.head_dim);
-            }
-        }
-        return tile;
-    }
-
-    // All tiles of an item; the first is looked up before the loop, each other one while its forerunner is worked on.
-    // FEW: the item has just that many rows, few enough to read keys and values from where they lie; 0: it has more.
+    // All tiles of an item. The next one is looked up, and fetched, before the present one is worked on.
+    // FEW: the item has just that many rows, so keys and values are read from where they lie; 0: it has more.
     template <int FEW>
-    void visit_tiles(const Item& item, const Sequence& s, int64_t rows, Workspace<Element>& w) const {
+    void visit_tiles(const Item& item, const Sequence& s, int64_t rows, Work& w) const {
         KeyTile<T> next;
-        if (item.first_tile < item.end_tile) next = find_tile(item, s, item.first_tile);
+        if (item.first_tile < item.end_tile) next = find_tile<T>(call_, item, s, item.first_tile);
         for (int64_t entry = item.first_tile; entry < item.end_tile; ++entry) {
             const KeyTile<T> tile = next;
             if (FEW == 0) {
                 pack_keys<Operand>(tile.keys, tile.n, call_.head_dim, w.keys);
                 pack_values(Operand{}, tile.values, tile.n, call_.head_dim, w.values);
             }
-            if (entry + 1 < item.end_tile) next = find_tile(item, s, entry + 1);
-            for (int64_t block = 0; block < rows; block += ROWS) visit_block<FEW>(block, rows, tile, entry + 1 < item.end_tile ? next : tile, w);
+            if (entry + 1 < item.end_tile) next = find_tile<T>(call_, item, s, entry + 1);
+            for (int64_t j = 0; FEW == 0 && j < TILE_KEYS; ++j) {
+                prefetch_row(next.keys[j], call_.head_dim);
+                prefetch_row(next.values[j], call_.head_dim);
+            }
+            for (int64_t block = 0; block < rows; block += ROWS) visit_block<FEW>(block, rows, tile, next, w);
         }
     }
 
     // One tile of keys for a block of rows of queries: scores, softmax, and the product with the values.
     template <int FEW>
-    void visit_block(int64_t block, int64_t rows, const KeyTile<T>& tile, const KeyTile<T>& next, Workspace<Element>& w) const {
+    void visit_block(int64_t block, int64_t rows, const KeyTile<T>& tile, const KeyTile<T>& next, Work& w) const {
         constexpr int COUNT = FEW ? FEW : ROWS;
         RowState* states = w.states + block;
         // Positions rise with the rows, so the first and the last row tell what all of them see of the tile.
         const int64_t first = states[0].position - tile.first_key, last = states[COUNT - 1].position - tile.first_key;
         if (first - call_.left >= tile.n || last + call_.right < 0) return;
-        const bool whole =
-            !tile.masks && tile.n == TILE_KEYS && last - call_.left <= 0 && first + call_.right >= TILE_KEYS - 1;
+        Shown seen = Shown::ALL;
+        if (tile.masks) {
+            const int64_t first_query = block / group_, last_query = std::min(block + COUNT - 1, rows - 1) / group_;
+            seen = shown(tile.masks + first_query * TILE_KEYS, last_query - first_query + 1);
+            if (seen == Shown::NOTHING) return;
+        }
+        const bool whole = seen == Shown::ALL && tile.n == TILE_KEYS && last - call_.left <= 0 &&
+                           first + call_.right >= TILE_KEYS - 1;
         const bool plain = whole && rule_.softcap == 0 && !rule_.alibi;
 
         if constexpr (FEW)
-            score_few_rows<Operand, FEW>(w.queries, depth_, tile.keys, tile.values, tile.n, call_.head_dim, w.scores);
+            score_few_rows<Operand, FEW>(w.queries, depth_, tile.keys, tile.n, call_.head_dim, tile.values, w.scores);
         else
             multiply<Operand>(w.queries + block * depth_, depth_, w.keys, TILE_KEYS, inner_, SCORE_VECTORS, w.scores,
                               TILE_KEYS, nullptr);
@@ -197,9 +166,9 @@ class Attention {
         float keep[COUNT];
         const float scale = plain ? rule_.scale : 1.0f;
         if constexpr (FEW) {
-            float* const probabilities = w.scores;  // one takes the other's place
+            float* const probabilities = w.scores;  // they take the scores' place
             update_block<Singles, COUNT>(w.scores, scale, states, probabilities, keep);
-            add_few_rows<FEW>(probabilities, tile.values, next.keys, tile.n, call_.head_dim, w.sums, width_, keep);
+            add_few_rows<FEW>(probabilities, tile.values, tile.n, call_.head_dim, next.keys, w.sums, width_, keep);
         } else {
             update_block<Operand, COUNT>(w.scores, scale, states, w.probabilities, keep);
             multiply<Operand>(w.probabilities, TILE_KEYS / Operand::VALUES, w.values, width_,
@@ -214,12 +183,12 @@ class Attention {
                 tile.masks ? tile.masks + row / group_ * TILE_KEYS : nullptr};
     }
 
-    void finish(const Item& item, const Sequence& s, int64_t rows, Workspace<Element>& w) const {
+    void finish(const Item& item, const Sequence& s, int64_t rows, const Work& w) const {
         for (int64_t r = 0; r < rows; ++r)
             write_row(item, s, r, w.sums + r * width_, w.states[r].largest, sum_of_lanes(w.states[r].sum)[0]);
     }
 
-    void keep_part(int64_t rows, const Workspace<Element>& w, float* part) const {
+    void keep_part(int64_t rows, const Work& w, float* part) const {
         for (int64_t r = 0; r < rows; ++r, part += width_ + 2) {
             std::memcpy(part, w.sums + r * width_, width_ * sizeof(float));
             part[width_] = w.states[r].largest;
@@ -235,8 +204,8 @@ class Attention {
         const float inverse = sum == 0 ? 0 : 1 / sum;
         for (int64_t c = 0; c < call_.head_dim; c += LANES)
             store_some(out + c, load<Floats>(sums + c) * inverse, call_.head_dim - c);
-        call_.lse[s.first_lse + head * call_.lse_head_stride + query] =
-            float((double(largest) + std::log2(double(sum))) / 1.4426950408889634);
+        const double ln_2 = 0.6931471805599453;
+        call_.lse[s.first_lse + head * call_.lse_head_stride + query] = (largest + std::log2(double(sum))) * ln_2;
     }
 
     const Call& call_;
@@ -244,5 +213,5 @@ class Attention {
     const int64_t inner_;  // elements of a query or key
     const int64_t depth_;  // the same, rounded up to whole vectors
     const int64_t width_;  // numbers of a value, rounded up to whole vectors
-    ScoreRule rule_;
+    const ScoreRule rule_;
 };

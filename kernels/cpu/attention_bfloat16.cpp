@@ -2,5 +2,5 @@
 #include "run.h"
 
 extern "C" __attribute__((visibility("default"))) int attention_bfloat16(const Call* call) {
-    return run<BFloat16>(*call);
+    return run_or_fail<BFloat16>(*call);
 }

@@ -2,5 +2,5 @@
 #include "run.h"
 
 extern "C" __attribute__((visibility("default"))) int attention_float16(const Call* call) {
-    return run<Float16>(*call);
+    return run_or_fail<Float16>(*call);
 }

@@ -2,5 +2,5 @@
 #include "run.h"
 
 extern "C" __attribute__((visibility("default"))) int attention_float32(const Call* call) {
-    return run<float>(*call);
+    return run_or_fail<float>(*call);
 }

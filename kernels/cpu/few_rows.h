@@ -1,22 +1,17 @@
 // The two products for a handful of query rows, as when one token is decoded, straight from where keys and values lie.
 //
 // `multiply` reads a tile of keys once for every block of rows; with one block, packing the tile would cost more than
-// multiplying it. Here each key and value is read once, and memory sets the pace.
+// multiplying it. Here each key and value is read once, and memory sets the pace: while the keys of a tile are used, its
+// values are fetched, and while these are used, the next tile's keys.
 #pragma once
 
-#include <algorithm>
-
+#include "key_tile.h"
 #include "pack.h"
-
-template <class T>
-inline void prefetch_row(const T* row, int64_t head_dim) {
-    for (int64_t c = 0; c < head_dim; c += 64 / sizeof(T)) __builtin_prefetch(row + c, 0, 3);
-}
 
 // scores[R, TILE_KEYS] = queries[R, depth] k^T for n keys; what lies behind the n-th is 0.
 template <class Operand, int R, class T>
-inline void score_few_rows(const typename Operand::Element* queries, int64_t depth, const T* const* keys, const T* const* ahead, int64_t n,
-                           int64_t head_dim, float* scores) {
+inline void score_few_rows(const typename Operand::Element* queries, int64_t depth, const T* const* keys, int64_t n,
+                           int64_t head_dim, const T* const* ahead, float* scores) {
     for (int64_t first = 0; first < TILE_KEYS; first += LANES) {
         Words products[R][LANES] = {};  // of one key each, still to be added up over the lanes
         const int64_t here = std::min<int64_t>(LANES, n - first);
@@ -44,8 +39,8 @@ inline void score_few_rows(const typename Operand::Element* queries, int64_t dep
 
 // sums[R, width] = sums * keep + probabilities[R, TILE_KEYS] v for n values, for VECTORS vectors of columns.
 template <int R, int VECTORS, class T>
-inline void add_columns(const float* probabilities, const T* const* values, const T* const* ahead, int64_t n, int64_t column,
-                         int64_t head_dim, float* sums, int64_t width, const float* keep) {
+inline void add_columns(const float* probabilities, const T* const* values, int64_t n, int64_t column,
+                        int64_t head_dim, const T* const* ahead, float* sums, int64_t width, const float* keep) {
     Floats total[R][VECTORS];
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r)
@@ -69,11 +64,11 @@ inline void add_columns(const float* probabilities, const T* const* values, cons
 
 // The same for all columns.
 template <int R, class T>
-inline void add_few_rows(const float* probabilities, const T* const* values, const T* const* ahead, int64_t n, int64_t head_dim, float* sums,
-                         int64_t width, const float* keep) {
+inline void add_few_rows(const float* probabilities, const T* const* values, int64_t n, int64_t head_dim,
+                         const T* const* ahead, float* sums, int64_t width, const float* keep) {
     int64_t column = 0;
     for (; column + 4 * LANES <= width; column += 4 * LANES)
-        add_columns<R, 4>(probabilities, values, ahead, n, column, head_dim, sums, width, keep);
+        add_columns<R, 4>(probabilities, values, n, column, head_dim, ahead, sums, width, keep);
     for (; column < width; column += LANES)
-        add_columns<R, 1>(probabilities, values, ahead, n, column, head_dim, sums, width, keep);
+        add_columns<R, 1>(probabilities, values, n, column, head_dim, ahead, sums, width, keep);
 }

@@ -33,7 +33,7 @@ struct Plan {
 
 constexpr int64_t MOST_ROWS = 384;      // of an item: its queries and sums stay in the second-level cache
 constexpr int64_t LEAST_ROWS = 48;      // below this, packing a tile of keys costs more than using it
-constexpr int64_t LEAST_PART = 8;       // tiles; shorter parts are not worth their merge
+constexpr int64_t LEAST_PART = 8;        // tiles; shorter parts are not worth their merge
 constexpr int64_t ITEMS_PER_THREAD = 4;
 
 // The tiles of keys, or entries of the tile list, that queries from `first` on visit.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdlib>
+#include <new>
 
 #include "attend.h"
 
@@ -13,35 +14,45 @@ inline int omp_get_thread_num() { return 0; }
 
 constexpr int64_t LEAST_WORK = 1 << 10;  // rows times tiles; below it, waking a second thread costs more than it brings
 
+// Memory whose start is a multiple of 64 bytes, as whole vectors like it.
 struct Memory {
-    explicit Memory(int64_t bytes) : start(static_cast<char*>(std::aligned_alloc(64, round_up(bytes + 64, 64)))) {}
+    explicit Memory(int64_t bytes) : start(static_cast<char*>(std::aligned_alloc(64, round_up(bytes + 64, 64)))) {
+        if (!start) throw std::bad_alloc();
+    }
     ~Memory() { std::free(start); }
     Memory(const Memory&) = delete;
     char* const start;
 };
 
-// Returns 0, or 1 when there is not enough memory.
 template <class T>
-int run(const Call& call) {
+void run(const Call& call) {
     const Plan plan = make_plan(call);
     const Attention<T> attention(call);
     const int64_t items = plan.items.size(), merges = plan.merges.size();
-    const int64_t threads =
-        std::clamp<int64_t>(std::min(items, plan.work / LEAST_WORK), 1, std::max<int64_t>(1, call.threads));
+    const int64_t useful_threads = std::min(items, plan.work / LEAST_WORK);
+    const int64_t threads = std::clamp<int64_t>(useful_threads, 1, call.threads);
 
     const int64_t bytes = round_up(attention.workspace_bytes(plan.most_rows), 4096);
     const int64_t part_size = round_up(attention.part_size(plan.most_rows), 16);
     const Memory workspaces(threads * bytes), parts(plan.parts * part_size * int64_t(sizeof(float)));
-    if (!workspaces.start || !parts.start) return 1;
-    float* const part_start = reinterpret_cast<float*>(parts.start);
+    float* const first_part = reinterpret_cast<float*>(parts.start);
+    auto workspace = [&] { return workspaces.start + omp_get_thread_num() * bytes; };
 
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
-    for (int64_t i = 0; i < items; ++i)
-        attention.attend(plan.items[i], workspaces.start + omp_get_thread_num() * bytes, part_start, part_size);
+    for (int64_t i = 0; i < items; ++i) attention.attend(plan.items[i], workspace(), first_part, part_size);
 
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
     for (int64_t i = 0; i < merges; ++i)
-        attention.merge(plan.merges[i], part_start, part_size,
-                        reinterpret_cast<float*>(workspaces.start + omp_get_thread_num() * bytes));
-    return 0;
+        attention.merge(plan.merges[i], first_part, part_size, reinterpret_cast<float*>(workspace()));
+}
+
+// Returns 0, or 1 when there is not enough memory.
+template <class T>
+int run_or_fail(const Call& call) {
+    try {
+        run<T>(call);
+        return 0;
+    } catch (const std::bad_alloc&) {
+        return 1;
+    }
 }

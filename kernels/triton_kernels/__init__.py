@@ -8,8 +8,11 @@ MissingDependencyError where Triton is not installed.
 from vllm_teach.errors import MissingDependencyError
 
 try:
-    import triton  # noqa: F401  # once here, so that each module below can import it plainly
+    import triton
 except ImportError as error:
     raise MissingDependencyError(
         "The package triton is not installed; pip install 'vllm-teach[gpu]' installs it on Linux."
     ) from error
+
+# Triton decides when it decorates a kernel, that is on import: setting the variable later changes nothing.
+INTERPRETED = bool(triton.knobs.runtime.interpret)

@@ -14,9 +14,9 @@ import triton
 import triton.language as tl
 
 from vllm_teach.errors import InvalidArgumentError
-from vllm_teach.kernels.triton_kernels import tuning
+from vllm_teach.kernels.triton_kernels import INTERPRETED, tuning
 from vllm_teach.kernels.triton_kernels.merge_splits import merge_splits
-from vllm_teach.kernels.triton_kernels.problem import Options, check_tensors, interpreted, option_arguments
+from vllm_teach.kernels.triton_kernels.problem import Options, check_tensors, option_arguments
 from vllm_teach.kernels.triton_kernels.tile_math import (
     LN2,
     dot_precision,
@@ -241,7 +241,7 @@ def paged_attention(
 
 def choose_splits(programs: int, key_tiles: int, device: torch.device) -> int:
     """Return into how many splits to cut the keys so that every multiprocessor has two programs, if there are tiles."""
-    multiprocessors = 4 if interpreted() else torch.cuda.get_device_properties(device).multi_processor_count
+    multiprocessors = 4 if INTERPRETED else torch.cuda.get_device_properties(device).multi_processor_count
     return max(1, min(triton.cdiv(2 * multiprocessors, programs), key_tiles, LARGEST_SPLITS))
 
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import triton
 
 from vllm_teach.errors import InvalidArgumentError
+from vllm_teach.kernels.triton_kernels import INTERPRETED
 from vllm_teach.kernels.triton_kernels.tile_math import dot_precision, padded, seed_halves
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -150,11 +150,6 @@ def option_arguments(options: Options, q: torch.Tensor, batch: int) -> dict[str,
     }
 
 
-def interpreted() -> bool:
-    """Return whether the kernels run in Triton's interpreter, on the CPU."""
-    return bool(triton.knobs.runtime.interpret)
-
-
 def check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rank: int, k_rank: int | None = None) -> None:
     """Raise InvalidArgumentError, naming the argument, unless a kernel can take such tensors."""
     for name, tensor, wanted in (("q", q, rank), ("k", k, k_rank or rank), ("v", v, k_rank or rank)):
@@ -180,12 +175,12 @@ def check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rank: int, 
 
 def check_device(q: torch.Tensor) -> None:
     """Raise InvalidArgumentError unless kernels can run where `q` is, in its dtype."""
-    if q.device.type != "cuda" and not (interpreted() and q.device.type == "cpu"):
+    if q.device.type != "cuda" and not (INTERPRETED and q.device.type == "cpu"):
         raise InvalidArgumentError(
             f"q is on {q.device}; move it to a CUDA device, or set TRITON_INTERPRET=1 before importing this module and "
             "move it to the CPU."
         )
-    if interpreted() and q.dtype == torch.bfloat16:
+    if INTERPRETED and q.dtype == torch.bfloat16:
         raise InvalidArgumentError(
             "q has dtype torch.bfloat16, which Triton's interpreter rounds towards zero; use float16 or float32 there."
         )

@@ -14,6 +14,7 @@ import torch
 import triton
 from triton.runtime.errors import OutOfResources, PTXASError
 
+from vllm_teach.kernels.triton_kernels import INTERPRETED
 from vllm_teach.kernels.triton_kernels.tile_math import padded
 
 if TYPE_CHECKING:
@@ -45,10 +46,10 @@ class Tile:
 _FORWARD = {
     (2, 64): (Tile(128, 64, 4, 3), Tile(128, 128, 4, 3), Tile(128, 128, 8, 3), Tile(64, 64, 4, 3)),
     (2, 128): (Tile(128, 64, 8, 2), Tile(128, 64, 4, 3), Tile(128, 128, 8, 2), Tile(64, 64, 4, 3)),
-    (2, 256): (Tile(64, 32, 4, 2), Tile(128, 64, 8, 2), Tile(64, 64, 4, 2)),
-    (4, 64): (Tile(64, 32, 4, 2), Tile(64, 64, 8, 2)),
-    (4, 128): (Tile(32, 32, 4, 2), Tile(64, 32, 8, 2)),
-    (4, 256): (Tile(16, 16, 4, 1), Tile(32, 32, 8, 1)),
+    (2, 256): (Tile(64, 32, 8, 2), Tile(128, 32, 8, 2), Tile(128, 64, 8, 2)),
+    (4, 64): (Tile(64, 32, 8, 2), Tile(32, 32, 4, 2)),
+    (4, 128): (Tile(64, 16, 8, 1), Tile(32, 16, 4, 1)),
+    (4, 256): (Tile(32, 16, 8, 1), Tile(16, 32, 8, 1)),
 }
 _BACKWARD_KEYS = {  # one program holds a tile of keys and goes over the queries
     (2, 64): (Tile(64, 128, 8, 2), Tile(64, 64, 4, 2), Tile(128, 128, 8, 2)),
@@ -69,10 +70,10 @@ _BACKWARD_QUERIES = {  # one program holds a tile of queries and goes over the k
 _SPARSE = {
     (2, 64): (Tile(64, 64, 4, 3), Tile(128, 64, 4, 3), Tile(128, 128, 8, 2)),
     (2, 128): (Tile(64, 64, 4, 2), Tile(128, 64, 8, 2), Tile(128, 128, 8, 2)),
-    (2, 256): (Tile(64, 32, 4, 2), Tile(128, 64, 8, 2)),
-    (4, 64): (Tile(64, 32, 4, 2),),
-    (4, 128): (Tile(32, 32, 4, 2),),
-    (4, 256): (Tile(16, 16, 4, 1),),
+    (2, 256): (Tile(64, 32, 8, 2), Tile(128, 64, 8, 2)),
+    (4, 64): (Tile(64, 32, 8, 2),),
+    (4, 128): (Tile(64, 16, 8, 1),),
+    (4, 256): (Tile(32, 16, 8, 1),),
 }
 _PAGED = {  # q: the rows of a program, one for each query and each head that shares the keys
     (2, 64): (Tile(16, 64, 4, 3), Tile(16, 128, 4, 3)),
@@ -96,7 +97,7 @@ _DOES_NOT_FIT = (OutOfResources, PTXASError)
 
 def candidates(kernel: str, head_dim: int, dtype: torch.dtype) -> tuple[Tile, ...]:
     """Return the tiles to choose from, the default first; only one in Triton's interpreter, which has no clock."""
-    if triton.knobs.runtime.interpret:
+    if INTERPRETED:
         return (_IN_THE_INTERPRETER,)
     return _TABLES[kernel][dtype.itemsize, max(64, padded(head_dim))]
 
@@ -154,5 +155,6 @@ def _workload(like: "Problem") -> "Problem":
 def _milliseconds(run: Callable[[Tile], object], tile: Tile) -> float | str:
     try:
         return float(triton.testing.do_bench(lambda: run(tile), warmup=10, rep=50, return_mode="median"))
-    except _DOES_NOT_FIT as error:
-        return str(error)
+    except _DOES_NOT_FIT as error:  # ptxas' error carries the whole program
+        lines = str(error).splitlines()
+        return next((line for line in lines if "fatal" in line), lines[0])

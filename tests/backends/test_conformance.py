@@ -22,6 +22,7 @@ REFUSED = {
     "sdpa": {"*softcap*": "no softcap", "*dropout*": "dropout mask"},
     "flex": {"*fp64": "not in torch.float64", "*dropout*": "no dropout"},
     "cpu": {"*fp64": "torch.float64", "*dropout*": "dropout"},
+    "triton": {"*fp64": "not in torch.float64", "paged dropout*": "no dropout"},
     "flash_attn": {
         "*fp32": "not in torch.float32",
         "*fp64": "not in torch.float64",
@@ -44,18 +45,24 @@ REFUSED = {
         "paged*": "paged caches",
     },
 }
-DEVICE = {"flash_attn": "cuda", "xformers": "cuda"}
-BACKWARD = {"flex": "no backward pass on CPUs", "cpu": "backward pass"}  # what they say of any gradient
+DEVICE = {"triton": "cuda", "flash_attn": "cuda", "xformers": "cuda"}
+# The same for gradients, of rows whose forward pass is supported.
+NO_BACKWARD = {
+    "flex": {"*": "no backward pass on CPUs"},
+    "cpu": {"*": "backward pass"},
+    "triton": {"*pattern*": "no backward pass"},
+}
 RUN_HERE = ("naive", "tiled", "sdpa")
 by_name = {"ids": lambda row: row.name}
 
 
-def expected_refusal(name: str, row: Row) -> str | None:
-    return next((reason for rows, reason in REFUSED[name].items() if fnmatchcase(row.name, rows)), None)
+def expected_refusal(name: str, row: Row, table: dict[str, dict[str, str]] = REFUSED) -> str | None:
+    return next((reason for rows, reason in table.get(name, {}).items() if fnmatchcase(row.name, rows)), None)
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_it_supports_exactly_the_rows_on_the_list(name: str) -> None:
+def test_it_supports_exactly_the_rows_on_the_list(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     backend = backends.get(name)
     for row in ROWS:
         spec = replace(row.spec(), device=DEVICE.get(name, "cpu"))
@@ -63,19 +70,22 @@ def test_it_supports_exactly_the_rows_on_the_list(name: str) -> None:
         assert (reason is None) == (expected is None), f"{row.name}: {reason}"
         assert reason is None or (expected in reason and reason.endswith(".")), f"{row.name}: {reason}"
         if row.has_gradients and reason is None:
-            refusal = backend.supports(replace(spec, requires_grad=True))
-            assert (refusal is None) == (name not in BACKWARD), f"{row.name}: {refusal}"
-            assert refusal is None or BACKWARD[name] in refusal
+            refusal, expected = (
+                backend.supports(replace(spec, requires_grad=True)),
+                expected_refusal(name, row, NO_BACKWARD),
+            )
+            assert (refusal is None) == (expected is None), f"{row.name}: {refusal}"
+            assert refusal is None or expected in refusal, f"{row.name}: {refusal}"
 
 
 def test_every_pattern_of_the_list_matches_a_row() -> None:
-    for name, rows in REFUSED.items():
+    for name, rows in [*REFUSED.items(), *NO_BACKWARD.items()]:
         for pattern in rows:
             assert any(fnmatchcase(row.name, pattern) for row in ROWS), f"{name}: {pattern}"
 
 
 def test_the_list_covers_every_backend() -> None:
-    assert set(REFUSED) | {"triton"} >= set(backends.names())
+    assert list(REFUSED) == backends.names()
 
 
 @pytest.mark.parametrize("row", ROWS, **by_name)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from vllm_teach.teaching.answers import difference, same
+from vllm_teach.teaching.answers import Judged, difference, same
 
 TIGHT = {"rtol": 1e-9, "atol": 1e-12}
 EXPECTED = torch.tensor([[1.0, 2.0], [-math.inf, 4.0]], dtype=torch.float64)
@@ -71,3 +71,10 @@ def test_same_is_exact_and_knows_nan():
     assert not same(nan, torch.tensor([math.nan]))
     assert not same([1, 2], [1])
     assert not same([1, 2], (1, 2))
+
+
+def test_a_judged_answer_is_asked_about_and_not_compared() -> None:
+    even = Judged(lambda got: None if got % 2 == 0 else f"{got} is odd")
+    assert difference(even, 4, **TIGHT) is None
+    assert difference(even, 6, **TIGHT) is None
+    assert difference((even, 1), (3, 1), **TIGHT) == "value 1 of 2: 3 is odd"

@@ -7,12 +7,46 @@ A backend is a module with `name`, `unavailable()`, `supports(spec)` and `run(q,
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
+from vllm_teach import lazy
 from vllm_teach.errors import InvalidArgumentError
 
-if TYPE_CHECKING:
-    from vllm_teach.backends.spec import AttentionSpec, Backend
+_HOMES = {
+    "AttentionSpec": "spec",
+    "Backend": "spec",
+    "Calls": "counts",
+    "Hardware": "hardware",
+    "Selection": "selection",
+    "attend": "dispatch",
+    "calls": "counts",
+    "detect_hardware": "hardware",
+    "explain": "selection",
+    "reset_calls": "counts",
+    "select_backend": "selection",
+}
 
-__all__ = ["AttentionSpec", "Backend", "availability", "get", "names"]
+__all__ = [
+    "AttentionSpec",
+    "Backend",
+    "Calls",
+    "Hardware",
+    "Selection",
+    "attend",
+    "availability",
+    "calls",
+    "detect_hardware",
+    "explain",
+    "get",
+    "names",
+    "reset_calls",
+    "select_backend",
+]
+
+if TYPE_CHECKING:
+    from vllm_teach.backends.counts import Calls, calls, reset_calls
+    from vllm_teach.backends.dispatch import attend
+    from vllm_teach.backends.hardware import Hardware, detect_hardware
+    from vllm_teach.backends.selection import Selection, explain, select_backend
+    from vllm_teach.backends.spec import AttentionSpec, Backend
 
 # From the one that is read to understand, to the ones that are used to go fast.
 _MODULES = {
@@ -22,6 +56,7 @@ _MODULES = {
     "sdpa": "vllm_teach.backends.sdpa",
     "flex": "vllm_teach.backends.flex",
     "cpu": "vllm_teach.backends.cpu",
+    "triton": "vllm_teach.backends.triton_backend",
     "flash_attn": "vllm_teach.backends.flash_attn",
     "xformers": "vllm_teach.backends.xformers",
 }
@@ -48,9 +83,7 @@ def availability() -> dict[str, str | None]:
 
 
 def __getattr__(name: str) -> object:
-    if name in ("AttentionSpec", "Backend"):
-        return getattr(import_module("vllm_teach.backends.spec"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return lazy.load(__name__, _HOMES, name)
 
 
 def __dir__() -> list[str]:

@@ -61,7 +61,9 @@ def select_backend(
         raise InvalidArgumentError(f"policy is {policy!r}; choose one of {', '.join(POLICIES)}.")
     threshold = check_count("threshold", threshold, 1)
     among = None if usable is None else tuple(backends.get(name).name for name in usable)
-    if policy == "measured" and measurements is None:
+    if policy == "threshold":
+        measurements = None
+    elif measurements is None:
         from vllm_teach.backends.measured import load_measurements
 
         measurements = load_measurements(spec.device)
@@ -86,14 +88,17 @@ def _select(
     if not candidates:
         listed = " ".join(f"{name}: {reason}" for name, reason in refused.items())
         raise InvalidArgumentError(f"No backend can serve this call. {listed}")
-    if policy == "measured" and measurements is not None:
-        choice, reason, others = measurements.choose(spec, candidates)
+    timed = None if measurements is None else measurements.choose(spec, candidates)
+    if timed is not None:
+        choice, reason, others = timed
     else:
         choice = candidates[0]
-        reason = _reason(choice, preference)
+        untimed = "Nothing like this call was timed, so the threshold decides: " if policy == "measured" else ""
+        reason = untimed + _reason(choice, preference)
         others = {name: preference.behind.get(name, f"{choice} comes before it.") for name in candidates[1:]}
     everyone = refused | others
-    return Selection(choice, reason, {name: everyone[name] for name in _known(preference) if name != choice}, spec, policy)
+    ordered = sorted(everyone, key=lambda name: _place(name, preference))
+    return Selection(choice, reason, {name: everyone[name] for name in ordered}, spec, policy)
 
 
 def _refusals(spec: AttentionSpec, among: tuple[str, ...] | None, hardware: Hardware) -> dict[str, str]:
@@ -117,9 +122,9 @@ def _reason(choice: str, preference: Preference) -> str:
     return f"{preference.reason}."
 
 
-def _known(preference: Preference) -> list[str]:
-    """Return the backends in the order of preference, and then those that have no place in it."""
-    return [*preference.order, *(name for name in backends.names() if name not in preference.order)]
+def _place(name: str, preference: Preference) -> int:
+    """Return where a backend stands in the order of preference; behind its end for those that have no place in it."""
+    return preference.order.index(name) if name in preference.order else len(preference.order)
 
 
 def explain(spec: AttentionSpec, **options: object) -> Explanation:

@@ -16,7 +16,8 @@ class EngineConfig:
     `kv_cache_memory_bytes` is the budget for K and V over all layers. None means `gpu_memory_utilization` of the free
     memory of a GPU, or a quarter of the available memory of a CPU-only machine, but no more than `max_num_seqs`
     sequences of `max_model_len` tokens need. `max_model_len` None means the model's context, or what the cache holds if
-    that is less. `seed` drives the requests that have none of their own.
+    that is less. `attention_backend` is the name of one of `vllm_teach.backends`, or "auto", which selects for each
+    call. `seed` drives the requests that have none of their own.
     """
 
     kv_cache_memory_bytes: int | None = None
@@ -37,7 +38,7 @@ class EngineConfig:
         if isinstance(share, bool) or not isinstance(share, Real) or not 0 < share <= 1:
             _refuse("gpu_memory_utilization", share, "use a number above 0 and at most 1")
         if not isinstance(self.attention_backend, str):
-            _refuse("attention_backend", self.attention_backend, "use the name of a backend")
+            _refuse("attention_backend", self.attention_backend, "use the name of a backend or 'auto'")
         _check_whole("seed", self.seed)
 
 

@@ -6,6 +6,7 @@ import torch
 
 from vllm_teach import backends
 from vllm_teach.attention.variant import merge_masks
+from vllm_teach.backends.dispatch import AUTO
 from vllm_teach.backends.spec import AttentionSpec
 from vllm_teach.engine.config import EngineConfig
 from vllm_teach.engine.device import kv_cache_budget
@@ -20,7 +21,11 @@ def check_limits(config: EngineConfig, shape: ModelConfig, dtype: torch.dtype, d
         raise InvalidArgumentError(
             f"max_model_len={config.max_model_len} is not valid: this model's context allows 2 to {shape.max_position}."
         )
-    backend = backends.get(config.attention_backend)
+    if config.attention_backend != AUTO:  # which finds one for every call
+        _check_backend(config, shape, dtype, device)
+
+
+def _check_backend(config: EngineConfig, shape: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
     spec = AttentionSpec(
         q_len=1,
         kv_len=config.max_model_len or shape.max_position,  # the longest, which a window would hide some of
@@ -32,6 +37,7 @@ def check_limits(config: EngineConfig, shape: ModelConfig, dtype: torch.dtype, d
         device=device.type,
         pattern=merge_masks(True, window_size(shape.sliding_window if any(shape.sliding_layers) else None)),
     )
+    backend = backends.get(config.attention_backend)
     reason = backend.unavailable() or backend.supports(spec)
     if reason is not None:
         raise InvalidArgumentError(

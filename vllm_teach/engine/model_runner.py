@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vllm_teach import backends
+from vllm_teach.backends.dispatch import attend as attend_with
 from vllm_teach.engine.sampler import sample
 from vllm_teach.engine.scheduler import Plan, StepResult
 from vllm_teach.kvcache.storage import KVStorage
@@ -24,7 +24,7 @@ class ModelRunner:
     def __init__(self, model: Decoder, storage: KVStorage, attention_backend: str) -> None:
         self.model = model
         self.storage = storage
-        self._backend = backends.get(attention_backend)
+        self._backend = attention_backend
 
     @torch.inference_mode()
     def execute(self, plan: Plan) -> StepResult:
@@ -68,4 +68,4 @@ class ModelRunner:
 
     def _attend_one(self, q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
         """Attend within one sequence: q `[1, q_len, q_heads, head_dim]`, k and v `[1, kv_len, kv_heads, head_dim]`."""
-        return self._backend.run(q, k, v, causal=True, window_size=window_size(window))
+        return attend_with(q, k, v, backend=self._backend, causal=True, window_size=window_size(window))

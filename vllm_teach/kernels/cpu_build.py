@@ -171,5 +171,6 @@ def _scripts_on_path() -> Iterator[None]:
 
 
 def _first_error(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if "error" in line.lower()]
-    return (lines[0] if lines else type(error).__name__)[:300].rstrip(".")
+    """Return the compiler's first complaint, or else the first line of the error."""
+    lines = [line.strip() for line in str(error).splitlines()] or [type(error).__name__]
+    return next((line for line in lines if "error: " in line), lines[0])[:300].rstrip(".")

@@ -30,17 +30,20 @@ class Attend(Protocol):
 def full_causal(backend: str = "sdpa") -> Attend:
     """Return an `attend` for ONE sequence without a cache: every token sees itself and all tokens before it.
 
-    `backend` names an attention implementation of `vllm_teach.backends`. Raises InvalidArgumentError for an unknown
-    name, and when called with what the backend does not support. Nothing is stored: each call computes from the k and
-    v it is given.
+    `backend` names an attention implementation of `vllm_teach.backends`, or is "auto": selected for each call. Raises
+    InvalidArgumentError for an unknown name, and when called with what the backend does not support. Nothing is
+    stored: each call computes from the k and v it is given.
     """
     from vllm_teach import backends
+    from vllm_teach.backends.dispatch import AUTO
+    from vllm_teach.backends.dispatch import attend as attend_with
 
-    implementation = backends.get(backend)
+    if backend != AUTO:
+        backends.get(backend)  # an unknown name is refused here, not in some layer
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, *, window: int | None = None) -> Tensor:
         q, k, v = q[None], k[None], v[None]  # one sequence: [1, len, heads, head_dim]
-        return implementation.run(q, k, v, causal=True, window_size=window_size(window))[0]
+        return attend_with(q, k, v, backend=backend, causal=True, window_size=window_size(window))[0]
 
     return attend
 

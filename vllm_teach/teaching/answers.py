@@ -1,18 +1,29 @@
 """Compare a learner's answer with the expected one and say in one line where they part."""
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
 import torch
 
 
+@dataclass(frozen=True)
+class Judged:
+    """An expected answer where many are right: `problem(got)` says in one line what is wrong with one, or is None."""
+
+    problem: Callable[[Any], str | None]
+
+
 def difference(expected: Any, got: Any, *, rtol: float, atol: float) -> str | None:
     """Return None when `got` is right, else one line: what was expected, what came.
 
     expected: a tensor (shape and dtype must match; infinities match themselves, NaN matches nothing), an int, a float,
-    or a tuple of these. A plain number may also come as a 0-d tensor or a numpy scalar.
+    a tuple of these, or a Judged. A plain number may also come as a 0-d tensor or a numpy scalar.
     """
+    if isinstance(expected, Judged):
+        return expected.problem(got)
     if isinstance(expected, tuple):
         return _tuple_difference(expected, got, rtol, atol)
     if isinstance(expected, torch.Tensor):

@@ -1,9 +1,11 @@
 """The checks of all lessons, one file per lesson; `check.<name>(your_function)` in a notebook."""
 
-from vllm_teach.teaching.checks import naive_attention, online_softmax_and_tiling, start_here
+from vllm_teach.teaching.checks import attention_patterns, naive_attention, online_softmax_and_tiling, start_here
 from vllm_teach.teaching.exercises import Check, CheckBook
 
-check = CheckBook([*start_here.CHECKS, *naive_attention.CHECKS, *online_softmax_and_tiling.CHECKS])
+check = CheckBook(
+    [*start_here.CHECKS, *naive_attention.CHECKS, *online_softmax_and_tiling.CHECKS, *attention_patterns.CHECKS]
+)
 
 
 def list_checks() -> list[Check]:

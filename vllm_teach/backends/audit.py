@@ -1,0 +1,61 @@
+"""Does a selection choose well? Time every usable backend at sizes that `tune` did not use, and compare."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from vllm_teach import backends
+from vllm_teach.backends.measured import Measurements, Series
+from vllm_teach.backends.selection import select_backend
+from vllm_teach.backends.tuning import make_call, time_together, tunable
+
+# Between the lengths of the sweep, and beyond its widths.
+POINTS = (
+    (Series("causal", "float32", 8), 300),
+    (Series("causal", "bfloat16", 16), 900),
+    (Series("full", "float32", 16), 700),
+    (Series("local", "float32", 8), 1400),
+    (Series("decode", "bfloat16", 32), 600),
+    (Series("paged", "float32", 16), 2000),
+)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One size: what was chosen, what was fastest, and how many times the fastest's time the choice took."""
+
+    series: Series
+    length: int
+    choice: str
+    fastest: str
+    ratio: float
+
+
+def audit(
+    policy: str = "measured",
+    measurements: Measurements | None = None,
+    points: Sequence[tuple[Series, int]] = POINTS,
+    device: str = "cpu",
+    rounds: int = 7,
+    threshold: int = 1024,
+) -> list[Verdict]:
+    """Return a verdict for each of `points`; all backends run in every round, and ratios are medians over rounds.
+
+    Raises what `select_backend` raises.
+    """
+    verdicts = []
+    for series, length in points:
+        call = make_call(series, length, device)
+        spec = call.spec()
+        names = [name for name in tunable(device) if backends.get(name).supports(spec) is None]
+        choice = select_backend(spec, policy, threshold, usable=names, measurements=measurements).choice
+        with torch.no_grad():
+            taken = time_together({name: call.of(backends.get(name)) for name in names}, device, rounds)
+        fastest = min(names, key=lambda name: statistics.median(taken[name]))
+        ratio = statistics.median(a / b for a, b in zip(taken[choice], taken[fastest], strict=True))
+        verdicts.append(Verdict(series, length, choice, fastest, ratio))
+    return verdicts

@@ -1,0 +1,196 @@
+"""`vllm-teach tune`: time every usable backend on a small grid of calls, and keep the result for this machine."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from vllm_teach import backends
+from vllm_teach.attention.layout import Layout, Paged
+from vllm_teach.backends.hardware import detect_hardware
+from vllm_teach.backends.machine import describe_machine, tuning_file
+from vllm_teach.backends.measured import Measurements, Series
+from vllm_teach.backends.spec import AttentionSpec, Backend
+from vllm_teach.errors import CacheError, InvalidArgumentError
+
+HEADS, HEAD_DIM, BLOCK_SIZE = 8, 64, 16
+# Lengths of a prefill, and how many keys a decoding step reads. A window is an eighth of the length.
+PREFILL_LENGTHS, DECODE_LENGTHS = (128, 512, 2048), (256, 1024, 4096)
+DTYPES = ("float32", "bfloat16")
+_ROUNDS = 5
+# Seconds after which a point has been timed enough, and beyond which a backend is not timed at longer lengths.
+_ENOUGH, _TOO_LONG = 0.25, 0.5
+
+
+class Grid(NamedTuple):
+    """What is timed: every series at every length of its kind."""
+
+    series: tuple[Series, ...]
+    prefill_lengths: tuple[int, ...] = PREFILL_LENGTHS
+    decode_lengths: tuple[int, ...] = DECODE_LENGTHS
+
+    def lengths(self, series: Series) -> tuple[int, ...]:
+        """Return the lengths at which a series is timed, from short to long."""
+        return self.decode_lengths if series.kind in ("decode", "paged") else self.prefill_lengths
+
+
+def default_grid() -> Grid:
+    """Return the grid of `vllm-teach tune`: 16 series of three lengths."""
+    widths = {"causal": (8, 32), "full": (8,), "local": (8,), "decode": (8, 64), "paged": (8, 64)}
+    return Grid(
+        tuple(Series(kind, dtype, width) for dtype in DTYPES for kind, all_ in widths.items() for width in all_)
+    )
+
+
+def tune(
+    progress: bool = True,
+    device: str | None = None,
+    names: Sequence[str] | None = None,
+    grid: Grid | None = None,
+) -> Measurements:
+    """Time the backends, write the result to this machine's file, and return it; printed, it is a table.
+
+    `device` is "cuda" where there is one, else "cpu". `names` are the backends to time; by default all that run here,
+    but for `flex` on a CPU, which would compile longer than everything else takes. Takes about a minute on two cores.
+
+    Raises InvalidArgumentError for a backend that cannot run here, and CacheError when the file cannot be written.
+    """
+    from tqdm import tqdm
+
+    grid = grid or default_grid()
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    chosen = tunable(device) if names is None else _check_names(names, device)
+    points = [(series, length) for series in grid.series for length in grid.lengths(series)]
+    seconds: dict[Series, dict[str, dict[int, float]]] = {series: {} for series in grid.series}
+    with torch.no_grad(), tqdm(points, desc="tune", disable=not progress) as bar:
+        for series, length in bar:
+            bar.set_postfix_str(f"{series.kind}, n = {length}")
+            for name, taken in _time_point(series, length, device, chosen, seconds[series]).items():
+                seconds[series].setdefault(name, {})[length] = taken
+    found = Measurements(describe_machine(device), seconds)
+    _write(found, tuning_file(device))
+    return found
+
+
+def tunable(device: str) -> list[str]:
+    """Return the backends that are timed by default: those that run here, without `flex` on a CPU."""
+    hardware = detect_hardware()
+    runnable = [name for name in backends.names() if hardware.why_not(name, device) is None]
+    return [name for name in runnable if (name, device) != ("flex", "cpu")]
+
+
+def _check_names(names: Sequence[str], device: str) -> list[str]:
+    for name in names:
+        backends.get(name)
+        if (reason := detect_hardware().why_not(name, device)) is not None:
+            raise InvalidArgumentError(f"names holds {name!r}, which cannot run here: {reason}")
+    return list(names)
+
+
+class Call(NamedTuple):
+    """A call to time: `run(*tensors, layout=layout, **arguments)`."""
+
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+    layout: Layout | None
+    arguments: dict[str, Any]
+
+    def spec(self) -> AttentionSpec:
+        """Return the spec of the call."""
+        return AttentionSpec.of(*self.tensors, layout=self.layout, **self.arguments)
+
+    def of(self, backend: Backend) -> Callable[[], torch.Tensor]:
+        """Return a function that makes the call."""
+        return lambda: backend.run(*self.tensors, layout=self.layout, **self.arguments)
+
+
+def make_call(series: Series, length: int, device: str = "cpu") -> Call:
+    """Return the call of `series` at `length`, with random tensors: `width` is batch * HEADS, one K/V head per head."""
+    dtype = getattr(torch, series.dtype)
+    batch = max(1, series.width // HEADS)
+    heads = min(HEADS, series.width)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, heads, HEAD_DIM, device=device).to(dtype)
+
+    if series.kind == "paged":
+        blocks = -(-length // BLOCK_SIZE)
+        table = torch.randperm(batch * blocks, device=device).view(batch, blocks).int()
+        starts = torch.arange(batch + 1, device=device, dtype=torch.int32)
+        layout = Paged(starts, table, torch.full((batch,), length, dtype=torch.int32, device=device))
+        cache = (draw(batch * blocks, BLOCK_SIZE), draw(batch * blocks, BLOCK_SIZE))
+        return Call((draw(batch), *cache), layout, {"causal": True})
+    q_len = 1 if series.kind == "decode" else length
+    window = (max(1, length // 8) - 1, 0) if series.kind == "local" else (-1, -1)
+    tensors = (draw(batch, q_len), draw(batch, length), draw(batch, length))
+    return Call(tensors, None, {"causal": series.kind != "full", "window_size": window})
+
+
+def _time_point(
+    series: Series, length: int, device: str, names: list[str], so_far: dict[str, dict[int, float]]
+) -> dict[str, float]:
+    """Return the median seconds of each backend that supports the call and is not hopelessly slow."""
+    call = make_call(series, length, device)
+    spec = call.spec()
+    runs = {
+        name: call.of(backend)
+        for name in names
+        if (backend := backends.get(name)).supports(spec) is None and not _hopeless(so_far.get(name, {}), length)
+    }
+    return {name: statistics.median(taken) for name, taken in time_together(runs, device, _ROUNDS, _ENOUGH).items()}
+
+
+def time_together(
+    runs: Mapping[str, Callable[[], object]], device: str, rounds: int, enough: float = math.inf
+) -> dict[str, list[float]]:
+    """Return the seconds of each function in each round, after one call of each that builds, compiles, warms up.
+
+    All run in every round, so that a slow moment hits all of them. Stops after `rounds`, or from the third round on
+    when `enough` seconds have passed.
+    """
+    for run in runs.values():
+        run()
+    taken: dict[str, list[float]] = {name: [] for name in runs}
+    start = time.perf_counter()
+    for number in range(rounds):
+        if number >= 2 and time.perf_counter() - start > enough:
+            break
+        for name, run in runs.items():
+            taken[name].append(_seconds(run, device))
+    return taken
+
+
+def _hopeless(points: dict[int, float], length: int) -> bool:
+    """Whether a backend was so slow at the last length that the next one is not worth its time."""
+    if not points:
+        return False
+    last = max(points)
+    return points[last] * (length / last) > _TOO_LONG
+
+
+def _seconds(run: Callable[[], object], device: str) -> float:
+    if device == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    run()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def _write(found: Measurements, path: Path) -> None:
+    """Write the file whole or not at all: a reader in another process never sees half of it."""
+    partial = path.with_name(f"{path.name}.partial-{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(json.dumps(found.to_json(), indent=1) + "\n", encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        raise CacheError(f"{path} cannot be written ({error}); set VLLM_TEACH_HOME to a folder that can.") from error
