@@ -11,14 +11,14 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from vllm_teach.kernels.triton_kernels import tuning
-from vllm_teach.kernels.triton_kernels.backward_math import delta_kernel
-from vllm_teach.kernels.triton_kernels.block_sparse_forward import block_sparse_forward_kernel
-from vllm_teach.kernels.triton_kernels.flash_backward import flash_backward_keys_kernel, flash_backward_queries_kernel
-from vllm_teach.kernels.triton_kernels.flash_forward import flash_forward_kernel
-from vllm_teach.kernels.triton_kernels.merge_splits import merge_splits_kernel
-from vllm_teach.kernels.triton_kernels.paged_decode import paged_attention_kernel
-from vllm_teach.kernels.triton_kernels.tile_math import dot_precision, padded
+from . import tuning
+from .backward_math import delta_kernel
+from .block_sparse_forward import block_sparse_forward_kernel
+from .flash_backward import flash_backward_keys_kernel, flash_backward_queries_kernel
+from .flash_forward import flash_forward_kernel
+from .merge_splits import merge_splits_kernel
+from .paged_decode import paged_attention_kernel
+from .tile_math import dot_precision, padded
 
 # Shared memory that one program may use, bytes, by compute capability (CUDA C++ programming guide, table of technical
 # specifications): A100 163 KiB; RTX 30 and 40 99 KiB; H100 and B200 227 KiB.

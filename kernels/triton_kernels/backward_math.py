@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from vllm_teach.kernels.triton_kernels.tile_math import LOG2E, in_band, kept, load_tile, modify_scores, tanh
+from .tile_math import LOG2E, in_band, kept, load_tile, modify_scores, tanh
 
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 

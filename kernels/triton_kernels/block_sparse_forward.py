@@ -12,9 +12,10 @@ import triton
 import triton.language as tl
 
 from vllm_teach.errors import InvalidArgumentError
-from vllm_teach.kernels.triton_kernels import tuning
-from vllm_teach.kernels.triton_kernels.problem import Options, Problem
-from vllm_teach.kernels.triton_kernels.tile_math import (
+
+from . import tuning
+from .problem import Options, Problem
+from .tile_math import (
     LN2,
     load_tile,
     modify_scores,
@@ -73,7 +74,7 @@ def block_sparse_spec(
     return (probs @ v.float()).to(q.dtype)
 
 
-@triton.jit(do_not_specialize=["total_q", "max_q_len", "max_kv_len"])
+@triton.jit(do_not_specialize=["q_heads", "group", "total_q", "max_q_len", "max_kv_len"])
 def block_sparse_forward_kernel(
     q_ptr: tl.tensor,
     k_ptr: tl.tensor,

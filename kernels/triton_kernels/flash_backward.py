@@ -13,11 +13,11 @@ import torch
 import triton
 import triton.language as tl
 
-from vllm_teach.kernels.triton_kernels import tuning
-from vllm_teach.kernels.triton_kernels.backward_math import Gradients, delta_kernel, score_gradients
-from vllm_teach.kernels.triton_kernels.flash_forward import NOT_SPECIALIZED, flash_forward, key_runs
-from vllm_teach.kernels.triton_kernels.problem import Problem
-from vllm_teach.kernels.triton_kernels.tile_math import load_tile, padded, sequence_bounds, store_tile
+from . import tuning
+from .backward_math import Gradients, delta_kernel, score_gradients
+from .flash_forward import NOT_SPECIALIZED, flash_forward, key_runs
+from .problem import Problem
+from .tile_math import load_tile, padded, sequence_bounds, store_tile
 
 
 @triton.jit(do_not_specialize=NOT_SPECIALIZED)

@@ -10,9 +10,9 @@ import torch
 import triton
 import triton.language as tl
 
-from vllm_teach.kernels.triton_kernels import tuning
-from vllm_teach.kernels.triton_kernels.problem import Problem
-from vllm_teach.kernels.triton_kernels.tile_math import (
+from . import tuning
+from .problem import Problem
+from .tile_math import (
     LN2,
     in_band,
     kept,
@@ -24,7 +24,18 @@ from vllm_teach.kernels.triton_kernels.tile_math import (
 )
 
 # A kernel is compiled again for a number that is 1 or a multiple of 16; not for these, which differ from call to call.
-NOT_SPECIALIZED = ["total_q", "max_q_len", "max_kv_len", "left", "right", "seed_low", "seed_high", "threshold"]
+NOT_SPECIALIZED = [
+    "q_heads",
+    "group",
+    "total_q",
+    "max_q_len",
+    "max_kv_len",
+    "left",
+    "right",
+    "seed_low",
+    "seed_high",
+    "threshold",
+]
 
 
 def flash_forward_spec(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:

@@ -5,12 +5,13 @@ length. The probabilities, and the dropout mask with them, are computed again.
 """
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
-from vllm_teach.kernels.triton_kernels.flash_backward import flash_backward
-from vllm_teach.kernels.triton_kernels.flash_forward import flash_forward
-from vllm_teach.kernels.triton_kernels.problem import Lengths, Options, Problem
+from .flash_backward import flash_backward
+from .flash_forward import flash_forward
+from .problem import Lengths, Options, Problem
 
 
 def flash_attention(
@@ -35,29 +36,23 @@ def flash_attention(
     out, lse = _FlashFunction.apply(problem.q, problem.k, problem.v, problem)
     if lengths is not None:
         return out, lse
-    lse = lse.unflatten(1, (problem.batch, -1)) if out.numel() else lse.view(len(lse), *q.shape[:2])
-    return out.view(q.shape), lse.transpose(0, 1)  # lse: [q_heads, batch, q_len] -> [batch, q_heads, q_len]
+    lse = lse.view(problem.q_heads, problem.batch, problem.q_len)
+    return out.view(q.shape), lse.transpose(0, 1)  # [q_heads, batch, q_len] -> [batch, q_heads, q_len]
 
 
 class _FlashFunction(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: torch.autograd.function.FunctionCtx,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        problem: Problem,
+        ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, problem: Problem
     ) -> tuple[torch.Tensor, torch.Tensor]:
         out, lse = flash_forward(problem)
         ctx.save_for_backward(q, k, v, out, lse)
-        ctx.problem = problem  # type: ignore[attr-defined]
+        ctx.problem = problem
         ctx.mark_non_differentiable(lse)
         return out, lse
 
     @staticmethod
-    def backward(  # type: ignore[override]
-        ctx: torch.autograd.function.FunctionCtx, dout: torch.Tensor, _: torch.Tensor
-    ) -> tuple[torch.Tensor | None, ...]:
-        q, k, v, out, lse = ctx.saved_tensors  # type: ignore[attr-defined]
-        problem = replace(ctx.problem, q=q, k=k, v=v)  # type: ignore[attr-defined]  # as autograd hands them back
+    def backward(ctx: Any, dout: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        q, k, v, out, lse = ctx.saved_tensors
+        problem = replace(ctx.problem, q=q, k=k, v=v)  # as autograd hands them back
         return *flash_backward(problem, out, lse, dout), None

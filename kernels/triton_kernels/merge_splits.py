@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from vllm_teach.kernels.triton_kernels.tile_math import LN2, LOG2E, padded
+from .tile_math import LN2, LOG2E, padded
 
 
 def merge_splits_spec(parts: torch.Tensor, part_lse: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

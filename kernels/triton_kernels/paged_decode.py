@@ -14,10 +14,11 @@ import triton
 import triton.language as tl
 
 from vllm_teach.errors import InvalidArgumentError
-from vllm_teach.kernels.triton_kernels import INTERPRETED, tuning
-from vllm_teach.kernels.triton_kernels.merge_splits import merge_splits
-from vllm_teach.kernels.triton_kernels.problem import Options, check_tensors, option_arguments
-from vllm_teach.kernels.triton_kernels.tile_math import (
+
+from . import INTERPRETED, tuning
+from .merge_splits import merge_splits
+from .problem import Options, check_tensors, option_arguments
+from .tile_math import (
     LN2,
     dot_precision,
     in_band,
@@ -42,7 +43,7 @@ def paged_attention_spec(
     return (torch.softmax(q.float() @ k.T * scale, dim=1) @ v).to(q.dtype)
 
 
-@triton.jit(do_not_specialize=["total_q", "max_q_len", "left", "right", "splits"])
+@triton.jit(do_not_specialize=["q_heads", "group", "total_q", "max_q_len", "left", "right", "splits"])
 def paged_attention_kernel(
     q_ptr: tl.tensor,
     k_ptr: tl.tensor,

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from vllm_teach.errors import InvalidArgumentError
-from vllm_teach.kernels.triton_kernels import INTERPRETED
-from vllm_teach.kernels.triton_kernels.tile_math import dot_precision, padded, seed_halves
+
+from . import INTERPRETED
+from .tile_math import dot_precision, padded, seed_halves
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 LARGEST_HEAD_DIM = 256
@@ -75,13 +76,14 @@ class Problem:
         """
         check_tensors(q, k, v, rank=4 if lengths is None else 3)
         if lengths is not None:
-            sizes = (len(lengths.cu_seqlens_q) - 1, lengths.q_len, lengths.kv_len)
-            return cls(*(_last_contiguous(x) for x in (q, k, v)), *sizes, options, lengths)
+            q, k, v = (_last_contiguous(x) for x in (q, k, v))
+            return cls(q, k, v, len(lengths.cu_seqlens_q) - 1, lengths.q_len, lengths.kv_len, options, lengths)
         batch, q_len = q.shape[:2]
         if k.shape[0] != batch:
             raise InvalidArgumentError(f"k has shape {list(k.shape)} and q {list(q.shape)}; make their batches equal.")
-        flat = (_last_contiguous(x.flatten(0, 1)) for x in (q, k, v))  # [batch, length, …] -> [batch * length, …]
-        return cls(*flat, batch, q_len, k.shape[1], options)
+        kv_len = k.shape[1]
+        q, k, v = (_last_contiguous(x.flatten(0, 1)) for x in (q, k, v))  # [batch, length, …] -> [batch * length, …]
+        return cls(q, k, v, batch, q_len, kv_len, options)
 
     @property
     def q_heads(self) -> int:

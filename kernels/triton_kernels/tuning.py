@@ -14,11 +14,11 @@ import torch
 import triton
 from triton.runtime.errors import OutOfResources, PTXASError
 
-from vllm_teach.kernels.triton_kernels import INTERPRETED
-from vllm_teach.kernels.triton_kernels.tile_math import padded
+from . import INTERPRETED
+from .tile_math import padded
 
 if TYPE_CHECKING:
-    from vllm_teach.kernels.triton_kernels.problem import Problem
+    from .problem import Problem
 
 SWITCH = "VLLM_TEACH_TRITON_TUNE"
 
@@ -91,7 +91,7 @@ _TABLES = {
     "paged": _PAGED,
 }
 # Small and oblong, so that little tensors have several tiles and a mix-up of the two sides shows.
-_IN_THE_INTERPRETER = Tile(32, 16)
+_IN_THE_INTERPRETER = Tile(64, 32)
 _DOES_NOT_FIT = (OutOfResources, PTXASError)
 
 

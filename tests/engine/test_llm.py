@@ -63,6 +63,8 @@ def test_each_text_is_tokenised_once(llm, monkeypatch):
         {"slots": 110, "max_model_len": 60},
         {"attention_backend": "naive"},
         {"attention_backend": "tiled"},
+        {"attention_backend": "memory_efficient"},
+        {"attention_backend": "auto"},
     ],
 )
 def test_batching_and_limits_change_no_token(make_llm, limits):

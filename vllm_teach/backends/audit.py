@@ -40,22 +40,23 @@ def audit(
     measurements: Measurements | None = None,
     points: Sequence[tuple[Series, int]] = POINTS,
     device: str = "cpu",
+    names: Sequence[str] | None = None,
     rounds: int = 7,
-    threshold: int = 1024,
 ) -> list[Verdict]:
     """Return a verdict for each of `points`; all backends run in every round, and ratios are medians over rounds.
 
+    `names` are the backends to choose among, by default those that `tune` times.
     Raises what `select_backend` raises.
     """
     verdicts = []
     for series, length in points:
         call = make_call(series, length, device)
         spec = call.spec()
-        names = [name for name in tunable(device) if backends.get(name).supports(spec) is None]
-        choice = select_backend(spec, policy, threshold, usable=names, measurements=measurements).choice
+        able = [name for name in names or tunable(device) if backends.get(name).supports(spec) is None]
+        choice = select_backend(spec, policy, usable=able, measurements=measurements).choice
         with torch.no_grad():
-            taken = time_together({name: call.of(backends.get(name)) for name in names}, device, rounds)
-        fastest = min(names, key=lambda name: statistics.median(taken[name]))
+            taken = time_together({name: call.of(backends.get(name)) for name in able}, device, rounds)
+        fastest = min(able, key=lambda name: statistics.median(taken[name]))
         ratio = statistics.median(a / b for a, b in zip(taken[choice], taken[fastest], strict=True))
         verdicts.append(Verdict(series, length, choice, fastest, ratio))
     return verdicts

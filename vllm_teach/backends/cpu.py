@@ -155,7 +155,7 @@ def _mask(pattern: Pattern | None, places: list[_Place], group: int) -> _Mask:
 
 def _tile_queries(group: int) -> int:
     """Return how many queries a tile holds: the power of two that makes some 128 rows of them, the heads of a group."""
-    return 1 << max(4, (128 // group).bit_length() - 1)
+    return 1 << max(4, (256 // group).bit_length() - 1)
 
 
 def _places(

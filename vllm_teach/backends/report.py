@@ -27,8 +27,13 @@ class Explanation:
         chosen = self.selection
         return [("->", chosen.choice, chosen.reason), *(("", name, why) for name, why in chosen.others.items())]
 
+    @property
+    def _title(self) -> str:
+        chosen = self.selection
+        return f"{describe_spec(chosen.spec)}; {chosen.machine}; policy {chosen.policy!r}"
+
     def __str__(self) -> str:
-        lines = [f"{describe_spec(self.selection.spec)}; policy {self.selection.policy!r}", ""]
+        lines = [*textwrap.wrap(self._title, _WIDTH), ""]
         for mark, name, reason in self.rows:
             lead = f"{mark:<3}{name:<18}"
             lines += textwrap.wrap(reason, _WIDTH, initial_indent=lead, subsequent_indent=" " * len(lead))
@@ -42,8 +47,7 @@ class Explanation:
             f"<td style='text-align:left'>{html.escape(reason)}</td></tr>"
             for mark, name, reason in self.rows
         )
-        caption = f"{describe_spec(self.selection.spec)}; policy {self.selection.policy!r}"
-        return f"<table><caption>{html.escape(caption)}</caption><tbody>{cells}</tbody></table>"
+        return f"<table><caption>{html.escape(self._title)}</caption><tbody>{cells}</tbody></table>"
 
 
 def describe_spec(spec: AttentionSpec) -> str:

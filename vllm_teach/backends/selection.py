@@ -31,6 +31,7 @@ class Selection:
     others: dict[str, str]
     spec: AttentionSpec
     policy: str
+    machine: str
 
     def explain(self) -> Explanation:
         """Return the account as a table, which prints as text and shows as HTML in a notebook."""
@@ -98,7 +99,9 @@ def _select(
         others = {name: preference.behind.get(name, f"{choice} comes before it.") for name in candidates[1:]}
     everyone = refused | others
     ordered = sorted(everyone, key=lambda name: _place(name, preference))
-    return Selection(choice, reason, {name: everyone[name] for name in ordered}, spec, policy)
+    return Selection(
+        choice, reason, {name: everyone[name] for name in ordered}, spec, policy, hardware.describe(spec.device)
+    )
 
 
 def _refusals(spec: AttentionSpec, among: tuple[str, ...] | None, hardware: Hardware) -> dict[str, str]:

@@ -114,9 +114,7 @@ def _attend_tiles(
 
 # The masks of an irregular pattern may take a byte per pair of tokens, on the GPU too.
 @lru_cache(maxsize=8)
-def _tile_lists(
-    pattern: Pattern, q_len: int, kv_len: int, tile_q: int, tile_k: int, device: torch.device
-) -> TileLists:
+def _tile_lists(pattern: Pattern, q_len: int, kv_len: int, tile_q: int, tile_k: int, device: torch.device) -> TileLists:
     from vllm_teach.kernels.triton_kernels.block_sparse_forward import TileLists
 
     csr = tile_csr(pattern, q_len, kv_len, tile_q, tile_k)

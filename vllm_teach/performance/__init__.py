@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from vllm_teach import lazy
 
 _HOMES = {
+    "measure_backends": "backend_race",
     "log_log_slope": "growth",
     "Machine": "machine",
     "Rate": "machine",
@@ -39,6 +40,7 @@ __all__ = [
     "attainable",
     "flop_share",
     "log_log_slope",
+    "measure_backends",
     "measure_share",
     "measure_this_machine",
     "peak_memory",
@@ -48,6 +50,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from vllm_teach.performance.backend_race import measure_backends
     from vllm_teach.performance.growth import log_log_slope
     from vllm_teach.performance.machine import Machine, Rate, measure_this_machine
     from vllm_teach.performance.memory import MemoryTrace, peak_memory, trace_memory

@@ -1,10 +1,22 @@
 """The checks of all lessons, one file per lesson; `check.<name>(your_function)` in a notebook."""
 
-from vllm_teach.teaching.checks import attention_patterns, naive_attention, online_softmax_and_tiling, start_here
+from vllm_teach.teaching.checks import (
+    attention_patterns,
+    naive_attention,
+    online_softmax_and_tiling,
+    recomputation_and_training,
+    start_here,
+)
 from vllm_teach.teaching.exercises import Check, CheckBook
 
 check = CheckBook(
-    [*start_here.CHECKS, *naive_attention.CHECKS, *online_softmax_and_tiling.CHECKS, *attention_patterns.CHECKS]
+    [
+        *start_here.CHECKS,
+        *naive_attention.CHECKS,
+        *online_softmax_and_tiling.CHECKS,
+        *recomputation_and_training.CHECKS,
+        *attention_patterns.CHECKS,
+    ]
 )
 
 

@@ -3,14 +3,19 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import matplotlib.pyplot as plt
 import torch
-from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 from vllm_teach.attention.chunked import chunked_attention
 from vllm_teach.attention.patterns import Causal, GlobalTokens, LocalWindow, Pattern
 from vllm_teach.attention.shapes import check_count
 from vllm_teach.errors import InvalidArgumentError
 from vllm_teach.teaching import style
+
+_PLACES = ("sinks", "local_window", "rest")
+_COLOURS = (style.colour("sinks"), style.tint(style.colour("local_window"), 0.8), style.colour("skipped"))
 
 Projections = Mapping[int, tuple[torch.Tensor, torch.Tensor]]
 
@@ -63,21 +68,40 @@ def _lse(q: torch.Tensor, k: torch.Tensor, pattern: Pattern) -> torch.Tensor:
         return chunked_attention(q[None], k[None], one_value, pattern=pattern, return_lse=True)[1][0]
 
 
-def draw_weight_by_place(ax: Axes, data: WeightByPlace, smooth: int = 64) -> None:
-    """Draw the shares as stacked areas over the query's position, each the mean of `smooth` queries and all layers."""
+def draw_weight_by_place(data: WeightByPlace, smooth: int = 64) -> Figure:
+    """Draw the shares as stacked areas over the query's position, and as a bar for each layer.
+
+    An area's point is the mean of `smooth` queries and all layers; a bar that of the queries that see keys in between.
+    """
+    figure, (left, right) = plt.subplots(1, 2, figsize=(8.4, 4.1), width_ratios=(1.45, 1))
     over_layers = {name: rows.double().mean(dim=0) for name, rows in data.shares.items()}  # [q_len]
     means = {name: row.unfold(0, smooth, smooth).mean(dim=1) for name, row in over_layers.items()}
     middle = (torch.arange(len(means["rest"])) + 0.5) * smooth
-    order = ("sinks", "local_window", "rest")
-    colours = [style.colour("sinks"), style.tint(style.colour("local_window"), 0.8), style.colour("skipped")]
-    labels = [f"the first {data.first} keys", f"the last {data.window:,} keys", "the keys in between"]
-    areas = ax.stackplot(middle.tolist(), [means[name].tolist() for name in order], colors=colours, labels=labels)
+    areas = left.stackplot(middle.tolist(), [means[name].tolist() for name in _PLACES], colors=_COLOURS)
     for area in areas:
         area.set_edgecolor(style.PAPER)
-    ax.axvline(data.window, color=style.colour("limit"), linestyle=":", linewidth=1.5)
+    left.axvline(data.window, color=style.colour("limit"), linestyle=":", linewidth=1.5)
     length = next(iter(data.shares.values())).shape[1]
-    ax.set(xlim=(0, length), ylim=(0, 1))
-    style.label_axis(ax, "x", "position of the query", unit="tokens", kind="tokens")
-    style.label_axis(ax, "y", "share of its attention weight")
-    ax.legend(loc="upper center", ncols=3, bbox_to_anchor=(0.5, -0.18))
-    ax.grid(False)
+    left.set(xlim=(0, length), ylim=(0, 1))
+    left.set_title("By position", size=10.5, weight="normal")
+    style.label_axis(left, "x", "position of the query", unit="tokens", kind="tokens")
+    style.label_axis(left, "y", "share of the attention weight")
+
+    start = data.first + data.window
+    rows = torch.arange(len(data.layers)).tolist()
+    before = torch.zeros(len(rows), dtype=torch.float64)
+    for name, fill in zip(_PLACES, _COLOURS, strict=True):
+        widths = data.shares[name][:, start:].double().mean(dim=1)
+        right.barh(rows, widths.tolist(), left=before.tolist(), color=fill, height=0.82, edgecolor=style.PAPER)
+        before += widths
+    right.set(xlim=(0, 1), yticks=rows, yticklabels=[f"{layer}" for layer in data.layers])
+    right.invert_yaxis()
+    right.set_title(f"By layer, queries from {start:,} on", size=10.5, weight="normal")
+    style.label_axis(right, "x", "share")
+    style.label_axis(right, "y", "layer")
+    labels = [f"the first {data.first} keys", f"the last {data.window:,} keys", "the keys in between"]
+    handles = [Patch(facecolor=fill, label=label) for fill, label in zip(_COLOURS, labels, strict=True)]
+    figure.legend(handles=handles, loc="outside lower center", ncols=3)
+    for ax in (left, right):
+        ax.grid(False)
+    return figure

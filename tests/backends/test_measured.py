@@ -1,0 +1,239 @@
+"""The policy "measured": the sweep, its file, and choices between the measured sizes, by a clock known beforehand."""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from vllm_teach import backends
+from vllm_teach.attention.patterns import Causal, GlobalTokens, LocalWindow
+from vllm_teach.backends import audit, machine, measured, tuning
+from vllm_teach.backends.hardware import Hardware
+from vllm_teach.backends.measured import Measurements, Series, interpolate, kind_of, length_of, load_measurements
+from vllm_teach.backends.selection import select_backend
+from vllm_teach.backends.spec import AttentionSpec
+from vllm_teach.errors import CacheError, InvalidArgumentError
+
+SPEC = AttentionSpec(1, 200, 200, 8, 8, 64, torch.float32, "cpu", Causal())
+NAMES = ("naive", "sdpa", "memory_efficient")
+HARDWARE = Hardware(None, frozenset({"avx2"}))
+GRID = tuning.Grid((Series("causal", "float32", 8), Series("decode", "float32", 8)), (64, 256, 1024), (64, 256))
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_TEACH_HOME", str(tmp_path))
+
+
+def cost(name: str, q_len: int, kv_len: int) -> float:
+    """Seconds that a backend shall take: one starts fast, one grows slowly, one is never the best."""
+    pairs = q_len * kv_len
+    return {"naive": 1e-5 + 8e-9 * pairs, "sdpa": 2e-4 + 1e-9 * pairs, "memory_efficient": 5e-4 + 9e-9 * pairs}[name]
+
+
+@pytest.fixture
+def foreseen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
+    """Backends that do nothing and a clock that says what `cost` says; returns the calls as they come."""
+    calls: list[tuple[str, int, int]] = []
+
+    def do_nothing(name: str) -> Callable[..., torch.Tensor]:
+        def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **arguments: Any) -> torch.Tensor:
+            calls.append((name, q.shape[1], k.shape[1]))
+            return q
+
+        return run
+
+    def clock(run: Callable[[], object], device: str) -> float:
+        run()
+        return cost(*calls[-1])
+
+    for name in NAMES:
+        monkeypatch.setattr(backends.get(name), "run", do_nothing(name))
+    monkeypatch.setattr(tuning, "_seconds", clock)
+    return calls
+
+
+def test_the_choice_is_within_a_fifth_of_the_fastest_where_nothing_was_timed(foreseen) -> None:
+    found = tuning.tune(progress=False, device="cpu", names=NAMES, grid=GRID)
+    sizes = [90, 140, 180, 400, 700, 3000]
+    points = [(Series("causal", "float32", 8), n) for n in sizes]
+    verdicts = audit.audit(measurements=found, points=points, names=NAMES, rounds=3)
+    assert sum(verdict.ratio <= 1.2 for verdict in verdicts) >= 5
+    assert {verdict.choice for verdict in verdicts} == {"naive", "sdpa"}  # there is a crossover, at 165
+    for verdict, n in zip(verdicts, sizes, strict=True):
+        assert verdict.fastest == min(NAMES, key=lambda name, n=n: cost(name, n, n))
+        assert verdict.ratio == pytest.approx(cost(verdict.choice, n, n) / cost(verdict.fastest, n, n))
+    asked = {(q, kv) for _, q, kv in foreseen[-3 * 4 * len(sizes) :]}
+    assert not asked & {(n, n) for n in GRID.prefill_lengths}
+
+
+def test_the_sweep_goes_over_the_grid_and_is_read_again(foreseen, tmp_path: Path) -> None:
+    found = tuning.tune(progress=False, device="cpu", names=NAMES, grid=GRID)
+    assert {(q, kv) for _, q, kv in foreseen} == {(64, 64), (256, 256), (1024, 1024), (1, 64), (1, 256)}
+    (path,) = (tmp_path / "tuning").iterdir()
+    assert path == machine.tuning_file("cpu")
+    again = load_measurements("cpu")
+    assert again.seconds == found.seconds
+    assert again.machine == machine.describe_machine("cpu") == found.machine
+    assert again is load_measurements("cpu")  # not read a second time
+    assert select_backend(SPEC, "measured", usable=NAMES, hardware=HARDWARE).choice == "sdpa"
+    table = str(found)
+    assert "causal, float32, 8 heads in all" in table
+    assert f"n =    256  sdpa {cost('sdpa', 256, 256) * 1e3:.3g} ms" in table
+
+
+def test_what_would_take_too_long_is_not_timed_at_longer_lengths(foreseen, monkeypatch) -> None:
+    monkeypatch.setattr(tuning, "_TOO_LONG", 4 * cost("naive", 256, 256) - 1e-9)
+    found = tuning.tune(progress=False, device="cpu", names=NAMES, grid=GRID)
+    by_backend = found.seconds[Series("causal", "float32", 8)]
+    assert set(by_backend["naive"]) == {64, 256}
+    assert set(by_backend["sdpa"]) == {64, 256, 1024}
+    assert found.estimate(replace(SPEC, q_len=1024, kv_len=1024), "naive") > cost("sdpa", 1024, 1024)
+
+
+def test_a_real_sweep_times_what_runs_here() -> None:
+    grid = tuning.Grid(tuple(Series(kind, "float32", 16) for kind in measured.KINDS), (24, 48), (24, 48))
+    found = tuning.tune(progress=False, device="cpu", names=["naive", "sdpa"], grid=grid)
+    for series in grid.series:
+        assert {name: set(points) for name, points in found.seconds[series].items()} == {
+            "naive": {24, 48},
+            "sdpa": {24, 48},
+        }
+        assert all(0 < seconds < 10 for points in found.seconds[series].values() for seconds in points.values())
+    verdicts = audit.audit(measurements=found, points=[(grid.series[0], 30)], names=["naive", "sdpa"], rounds=2)
+    assert verdicts[0].choice in ("naive", "sdpa")
+    assert verdicts[0].ratio > 0
+
+
+@pytest.mark.parametrize("kind", measured.KINDS)
+def test_the_calls_are_of_the_kind_they_stand_for(kind: str) -> None:
+    series = Series(kind, "float32", 32)
+    spec = tuning.make_call(series, 100).spec()
+    assert kind_of(spec) == kind
+    assert spec.batch * spec.q_heads == 32
+    assert length_of(spec) == 100
+
+
+def test_the_default_grid_has_all_kinds_in_both_dtypes_and_flex_is_left_out_on_a_cpu() -> None:
+    grid = tuning.default_grid()
+    assert {(series.kind, series.dtype) for series in grid.series} == {
+        (kind, dtype) for kind in measured.KINDS for dtype in ("float32", "bfloat16")
+    }
+    assert "flex" not in tuning.tunable("cpu")
+    assert {"naive", "sdpa"} <= set(tuning.tunable("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        ({}, "causal"),
+        ({"pattern": None}, "full"),
+        ({"pattern": LocalWindow(20)}, "local"),
+        ({"pattern": LocalWindow(300)}, "causal"),
+        ({"pattern": Causal() & GlobalTokens(150)}, "causal"),
+        ({"q_len": 1}, "decode"),
+        ({"q_len": 1, "layout": "paged", "block_size": 16}, "paged"),
+        ({"layout": "paged", "block_size": 16}, "causal"),
+    ],
+)
+def test_kinds(change: dict[str, Any], kind: str) -> None:
+    assert kind_of(replace(SPEC, **change)) == kind
+
+
+def test_lengths() -> None:
+    assert length_of(replace(SPEC, q_len=1, kv_len=77)) == 77
+    assert length_of(replace(SPEC, q_len=100, kv_len=400)) == 200
+
+
+def test_interpolation_is_exact_for_powers_and_goes_on_behind_the_end() -> None:
+    points = {n: 3e-9 * n**1.7 for n in (64, 256, 1024)}
+    for n in (64, 100, 256, 1000, 5000):
+        assert interpolate(points, n) == pytest.approx(3e-9 * n**1.7)
+    assert interpolate(points, 10) == points[64]
+    assert interpolate({64: 2.0}, 999) == 2.0
+    bent = {64: 1e-3, 256: 1e-3, 1024: 16e-3}
+    assert interpolate(bent, 128) == pytest.approx(1e-3)
+    assert interpolate(bent, 512) == pytest.approx(4e-3)
+
+
+def measurements(**seconds: dict[int, float]) -> Measurements:
+    return Measurements({"processor": "x"}, {Series("causal", "float32", 8): seconds})
+
+
+def test_the_account_names_times_and_what_was_not_timed() -> None:
+    found = measurements(naive={200: 3e-3}, sdpa={200: 2e-3})
+    selection = select_backend(SPEC, "measured", usable=NAMES, hardware=HARDWARE, measurements=found)
+    assert selection.choice == "sdpa"
+    assert selection.reason == (
+        "About 2 ms, the fastest by the timings of this machine (causal, float32, 8 heads in all)."
+    )
+    assert selection.others["naive"] == "It takes 1.5 times as long."
+    assert selection.others["memory_efficient"] == "It was not timed."
+
+
+@pytest.mark.parametrize("change", [{"requires_grad": True}, {"pattern": None}, {"dtype": torch.bfloat16}])
+def test_what_is_like_nothing_timed_is_said_and_decided_by_the_threshold(change: dict[str, Any]) -> None:
+    spec = replace(SPEC, **change)
+    found = measurements(naive={200: 1e-3}, sdpa={200: 2e-3})
+    selection = select_backend(spec, "measured", usable=NAMES, hardware=HARDWARE, measurements=found)
+    by_threshold = select_backend(spec, usable=NAMES, hardware=HARDWARE)
+    assert selection.choice == by_threshold.choice == "sdpa"
+    assert selection.reason == f"Nothing like this call was timed, so the threshold decides: {by_threshold.reason}"
+
+
+def test_wider_calls_take_the_nearest_width_in_proportion() -> None:
+    seconds = {
+        Series("causal", "float32", 8): {"sdpa": {200: 1e-3}},
+        Series("causal", "float32", 32): {"sdpa": {200: 9e-3}},
+    }
+    found = Measurements({}, seconds)
+    assert found.estimate(SPEC, "sdpa") == pytest.approx(1e-3)
+    assert found.estimate(replace(SPEC, batch=6), "sdpa") == pytest.approx(9e-3 * 48 / 32)
+    # One sequence after the other costs as many calls, each with its own start.
+    assert found.estimate(replace(SPEC, batch=2, layout="varlen"), "sdpa") == pytest.approx(2e-3)
+
+
+def test_nothing_measured_says_what_to_run() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"^policy is 'measured', .*; run vllm-teach tune first\.$"):
+        select_backend(SPEC, "measured")
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"machine": {}, "series": [{}]}', '{"machine": {}, "series": [3]}'])
+def test_a_broken_file_is_named(text: str) -> None:
+    path = machine.tuning_file("cpu")
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    with pytest.raises(CacheError, match=r"cpu-\w+\.json is no record of vllm-teach tune"):
+        load_measurements("cpu")
+
+
+def test_a_folder_that_cannot_be_written_is_named(foreseen, tmp_path: Path) -> None:
+    (tmp_path / "tuning").write_text("a file where the folder should be")
+    with pytest.raises(CacheError, match="VLLM_TEACH_HOME"):
+        tuning.tune(progress=False, device="cpu", names=NAMES, grid=GRID)
+    with pytest.raises((CacheError, InvalidArgumentError)):
+        load_measurements("cpu")
+
+
+def test_another_number_of_threads_has_a_file_of_its_own() -> None:
+    one = machine.tuning_file("cpu")
+    torch.set_num_threads(2)  # the fixture of this folder sets it back
+    assert machine.tuning_file("cpu") != one
+
+
+def test_a_name_that_cannot_be_timed_is_refused() -> None:
+    unusable = next(name for name, reason in backends.availability().items() if reason is not None)
+    with pytest.raises(InvalidArgumentError, match=f"names holds '{unusable}', which cannot run here: "):
+        tuning.tune(progress=False, device="cpu", names=["sdpa", unusable])
+
+
+def test_the_file_is_plain_json(foreseen) -> None:
+    tuning.tune(progress=False, device="cpu", names=NAMES, grid=GRID)
+    data = json.loads(machine.tuning_file("cpu").read_text())
+    assert set(data) == {"machine", "series"}
+    assert math.isclose(data["series"][0]["seconds"]["naive"]["64"], cost("naive", 64, 64))
