@@ -12,7 +12,7 @@
 inline int omp_get_thread_num() { return 0; }
 #endif
 
-constexpr int64_t LEAST_WORK = 1 << 10;  // rows times tiles; below it, waking a second thread costs more than it brings
+constexpr int64_t LEAST_COST = 512;  // of a thread's work; less is done before another thread has woken up
 
 // Memory whose start is a multiple of 64 bytes, as whole vectors like it.
 struct Memory {
@@ -29,8 +29,7 @@ void run(const Call& call) {
     const Plan plan = make_plan(call);
     const Attention<T> attention(call);
     const int64_t items = plan.items.size(), merges = plan.merges.size();
-    const int64_t useful_threads = std::min(items, plan.work / LEAST_WORK);
-    const int64_t threads = std::clamp<int64_t>(useful_threads, 1, call.threads);
+    const int64_t threads = std::clamp<int64_t>(std::min(items, plan.cost / LEAST_COST), 1, call.threads);
 
     const int64_t bytes = round_up(attention.workspace_bytes(plan.most_rows), 4096);
     const int64_t part_size = round_up(attention.part_size(plan.most_rows), 16);

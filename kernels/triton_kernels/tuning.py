@@ -136,7 +136,7 @@ def choose(kernel: str, problem: "Problem", prepare: Callable[["Problem"], Calla
     case = (gpu, str(problem.q.dtype), problem.head_dim, problem.banded)
     if (kernel, *case) not in _choices:
         run = prepare(_workload(problem))
-        tried = {tile: _milliseconds(run, tile) for tile in tiles}
+        tried = {tile: milliseconds(run, tile) for tile in tiles}
         times = {tile: ms for tile, ms in tried.items() if isinstance(ms, float)}
         _choices[kernel, *case] = Choice(kernel, *case, tried, min(times, key=times.__getitem__, default=tiles[0]))
     return _choices[kernel, *case].tile
@@ -152,7 +152,8 @@ def _workload(like: "Problem") -> "Problem":
     return replace(like, q=q, k=k, v=v, batch=2, q_len=4096, kv_len=4096, lengths=None, options=options)
 
 
-def _milliseconds(run: Callable[[Tile], object], tile: Tile) -> float | str:
+def milliseconds(run: Callable[[Tile], object], tile: Tile) -> float | str:
+    """Return the median time of `run(tile)` on the GPU, or why the tile does not fit it."""
     try:
         return float(triton.testing.do_bench(lambda: run(tile), warmup=10, rep=50, return_mode="median"))
     except _DOES_NOT_FIT as error:  # ptxas' error carries the whole program

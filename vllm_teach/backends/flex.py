@@ -92,7 +92,11 @@ def _attend_checked(
 def _compiled() -> Callable[..., torch.Tensor]:
     from torch.nn.attention.flex_attention import flex_attention
 
-    return torch.compile(flex_attention, fullgraph=True, dynamic=False)
+    # Inductor asks ATEN_CPU_CAPABILITY for the width of its vectors, and leaves it out of its cache's key: it would run
+    # loops for AVX-512 in a build for AVX2. Named here, the width is a part of the key.
+    width = {"AVX2": 256, "AVX512": 512}.get(torch.backends.cpu.get_cpu_capability())
+    options: dict[str, Any] = {} if width is None else {"cpp.simdlen": width}
+    return torch.compile(flex_attention, fullgraph=True, dynamic=False, options=options)
 
 
 def _padded(tensor: torch.Tensor) -> torch.Tensor:

@@ -98,10 +98,8 @@ def _select(
         reason = untimed + _reason(choice, preference)
         others = {name: preference.behind.get(name, f"{choice} comes before it.") for name in candidates[1:]}
     everyone = refused | others
-    ordered = sorted(everyone, key=lambda name: _place(name, preference))
-    return Selection(
-        choice, reason, {name: everyone[name] for name in ordered}, spec, policy, hardware.describe(spec.device)
-    )
+    others = {name: everyone[name] for name in sorted(everyone, key=lambda name: _place(name, preference))}
+    return Selection(choice, reason, others, spec, policy, hardware.describe(spec.device))
 
 
 def _refusals(spec: AttentionSpec, among: tuple[str, ...] | None, hardware: Hardware) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from vllm_teach.teaching.checks import (
     attention_patterns,
+    choosing_a_backend,
     naive_attention,
     online_softmax_and_tiling,
     recomputation_and_training,
@@ -16,6 +17,7 @@ check = CheckBook(
         *online_softmax_and_tiling.CHECKS,
         *recomputation_and_training.CHECKS,
         *attention_patterns.CHECKS,
+        *choosing_a_backend.CHECKS,
     ]
 )
 

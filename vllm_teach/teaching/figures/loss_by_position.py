@@ -75,5 +75,6 @@ def draw_loss_by_position(data: PositionCurves, window: int, end: int) -> Figure
     style.label_axis(upper, "y", "perplexity")
     style.label_axis(lower, "y", "relative to full", unit="ratio")
     style.label_axis(lower, "x", f"position in the text (each point: the {data.width} tokens up to it)", kind="tokens")
-    upper.legend(loc="upper left", ncols=4, columnspacing=1.2)
+    legend = upper.legend(loc="upper left", ncols=4, columnspacing=1.2, frameon=True, framealpha=1)
+    legend.get_frame().set_linewidth(0)
     return figure
