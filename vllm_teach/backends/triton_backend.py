@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from functools import lru_cache
+from importlib import metadata
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Unpack
 
@@ -40,7 +41,7 @@ def unavailable() -> str | None:
     if find_spec("triton") is None:
         return "The package triton is not installed; pip install 'vllm-teach[gpu]' installs it on Linux."
     if _interpreted():
-        return None
+        return _broken_interpreter()
     if not torch.cuda.is_available():
         return (
             f"PyTorch sees no CUDA device; {_INTERPRETER}=1, set before Python starts, runs the kernels on the CPU in "
@@ -133,6 +134,14 @@ def _options(variant: Variant, band: Band) -> Options:
         dropout_p=variant.dropout_p,
         dropout_seed=variant.dropout_seed,
     )
+
+
+def _broken_interpreter() -> str | None:
+    """Return why this Triton's interpreter cannot loop: up to 3.6 it converts arrays in a way that NumPy 2.4 refuses."""
+    triton, numpy = (tuple(map(int, metadata.version(one).split(".")[:2])) for one in ("triton", "numpy"))
+    if triton < (3, 7) and numpy >= (2, 4):
+        return "The interpreter of Triton 3.6 fails with NumPy 2.4 and newer; install triton 3.7 or numpy 2.3."
+    return None
 
 
 def _interpreted() -> bool:

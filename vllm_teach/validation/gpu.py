@@ -55,7 +55,7 @@ def _run(arguments: argparse.Namespace, started: float, command: str) -> int:
     from vllm_teach.validation.gpu_result import Result, SectionResult, result_path, save
     from vllm_teach.validation.gpu_sections import run_sections
     from vllm_teach.validation.gpu_setting import Setting
-    from vllm_teach.validation.gpu_table import format_result, format_section
+    from vllm_teach.validation.gpu_table import format_result
 
     setting = Setting("cpu" if arguments.dry_run else "cuda", arguments.quick)
     sections = plan(setting, arguments.only)
@@ -68,7 +68,7 @@ def _run(arguments: argparse.Namespace, started: float, command: str) -> int:
 
     def finished(done: list[SectionResult]) -> None:
         result.sections, result.seconds = done, round(time.monotonic() - started, 1)
-        print("\n".join(["", *format_section(done[-1])]), flush=True)
+        print(f"{done[-1].name}: {len(done[-1].records)} records, {done[-1].seconds:.0f} s", flush=True)
         if path:
             save(result, path)
 

@@ -29,11 +29,8 @@ _BLOCK = 256
 
 def article_items(setting: Setting) -> list[Item]:
     """Return one item per (sequence length, batch), the articles' own length first."""
-    shapes = setting.pick(
-        [(2048, batch) for batch in (1, 2, 4, 8)] + [(4096, batch) for batch in (1, 4)],
-        [(2048, 1), (2048, 8)],
-        [(40, 1)],
-    )
+    full = [(2048, 1), (2048, 2), (2048, 4), (2048, 8), (4096, 1), (4096, 4)]
+    shapes = setting.pick(full, [(2048, 1), (2048, 8)], [(40, 1)])
     return [Item(f"n={n}, batch {batch}", partial(article_shape, setting, n, batch)) for n, batch in shapes]
 
 

@@ -6,6 +6,7 @@ times). The kernels compile here for the first time, which takes longer than run
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -39,7 +40,7 @@ def tile_items(setting: Setting) -> list[Item]:
 
 
 def row_items(setting: Setting) -> list[Item]:
-    """Return a check of each row of the conformance table that the kernels support, forward and, if it has them, back."""
+    """Return a check of each row of the conformance table that the kernels support, gradients included."""
     from vllm_teach.backends import triton_backend
 
     rows = [row for row in ROWS if triton_backend.supports(replace(row.spec(), device=setting.device)) is None]
@@ -102,8 +103,16 @@ def check_determinism(setting: Setting) -> list[Record]:
 
 
 def compared(name: str, error: float, allowed: float) -> Record:
-    """Return the record of a check of one error against what is allowed."""
-    return {"kind": "check", "name": name, "passed": bool(error <= allowed), "error": error, "allowed": allowed}
+    """Return the record of a check of one error against what is allowed; JSON has no NaN, which becomes 1e30."""
+    error = error if math.isfinite(error) else 1e30
+    return {"kind": "check", "name": name, "passed": error <= allowed, "error": error, "allowed": allowed}
+
+
+def agreeing(name: str, found: torch.Tensor, other: torch.Tensor) -> Record:
+    """Return the check that two implementations differ by no more than two roundings of the largest number."""
+    largest = max(float(found.abs().max()), 1.0)
+    allowed = max(2 * torch.finfo(found.dtype).eps * largest, 1e-5)
+    return compared(name, float((found.float() - other.float()).abs().max()), allowed)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from vllm_teach.kernels.triton_kernels.paged_decode import paged_attention
-from vllm_teach.validation.gpu_checks import compared
+from vllm_teach.validation.gpu_checks import agreeing
 from vllm_teach.validation.gpu_result import Record
 from vllm_teach.validation.gpu_rivals import rivals
 from vllm_teach.validation.gpu_sections import Item
@@ -15,16 +15,12 @@ from vllm_teach.validation.gpu_setting import Setting
 from vllm_teach.validation.gpu_times import timed
 
 _BLOCK_SIZE = 16
-_CLOSE = 0.03
 
 
 def decode_items(setting: Setting) -> list[Item]:
     """Return one item per (batch, cached tokens of each sequence)."""
-    shapes = setting.pick(
-        [(batch, kv_len) for batch in (8, 64, 1) for kv_len in (4096, 1024, 16_384)],
-        [(8, 4096), (1, 16_384)],
-        [(2, 40)],
-    )
+    full = [(batch, kv_len) for batch in (8, 64, 1) for kv_len in (4096, 1024, 16_384)]
+    shapes = setting.pick(full, [(8, 4096), (1, 16_384)], [(2, 40)])
     return [
         Item(f"decode, batch {batch}, {kv_len} cached", partial(time_decode, setting, batch, kv_len))
         for batch, kv_len in shapes
@@ -65,5 +61,5 @@ def time_decode(setting: Setting, batch: int, kv_len: int) -> list[Record]:
             record |= {"batch": batch, "kv_len": kv_len, "dtype": str(setting.dtype), "gb_per_s": round(rate, 1)}
         records.append(record)
     reference = calls["triton, no blocks"]()[:, 0]
-    records.append(compared(f"{name}: with and without blocks", float((ours - reference).abs().max()), _CLOSE))
+    records.append(agreeing(f"{name}: with and without blocks", ours, reference))
     return records

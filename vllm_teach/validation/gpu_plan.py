@@ -5,7 +5,7 @@ To measure something new, write a module with a function that returns items, and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from vllm_teach.errors import InvalidArgumentError
@@ -18,8 +18,10 @@ from vllm_teach.validation import (
     gpu_tiles,
     gpu_times,
 )
-from vllm_teach.validation.gpu_sections import Section
+from vllm_teach.validation.gpu_sections import Item, Section
 from vllm_teach.validation.gpu_setting import Setting
+
+Items = Callable[[Setting], Sequence[Item]]
 
 
 def plan(setting: Setting, only: Sequence[str] | None = None) -> list[Section]:
@@ -28,8 +30,8 @@ def plan(setting: Setting, only: Sequence[str] | None = None) -> list[Section]:
     Raises InvalidArgumentError for a name that is none.
     """
 
-    def section(name: str, about: str, seconds: float, items: object, workers: int = 0) -> Section:
-        return Section(name, about, seconds, partial(items, setting), workers)  # type: ignore[arg-type]
+    def section(name: str, about: str, seconds: float, items: Items, workers: int = 0) -> Section:
+        return Section(name, about, seconds, partial(items, setting), workers)
 
     sections = [
         section("ceilings", "what the GPU attains at best", 15, gpu_ceilings.ceiling_items),

@@ -94,9 +94,7 @@ def load_result(path: Path | str) -> Result:
     content = _read(Path(path))
     for key, wanted in (("what", WHAT), ("schema", SCHEMA)):
         if content.get(key) != wanted:
-            raise InvalidArgumentError(
-                f"path={str(path)!r} has {key}={content.get(key)!r}; give a file with {wanted!r}."
-            )
+            raise InvalidArgumentError(f"path={str(path)!r} has {key}={content.get(key)!r}; give one with {wanted!r}.")
     sections = [SectionResult(**_fields(path, SectionResult, section)) for section in content.get("sections", [])]
     result = Result(**_fields(path, Result, content) | {"sections": sections})
     if result.dry_run:

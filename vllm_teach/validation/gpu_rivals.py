@@ -50,10 +50,10 @@ def _sdpa(backend: str) -> Attention:
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
         with sdpa_kernel(getattr(SDPBackend, backend)):
-            out = scaled_dot_product_attention(
-                *(x.transpose(1, 2) for x in (q, k, v)), is_causal=causal, enable_gqa=q.shape[2] != k.shape[2]
-            )
-        return out.transpose(1, 2)  # [batch, heads, length, head_dim] -> [batch, length, heads, head_dim]
+            q_, k_, v_ = (x.transpose(1, 2) for x in (q, k, v))  # [batch, heads, length, head_dim]
+            grouped = q.shape[2] != k.shape[2]
+            out = scaled_dot_product_attention(q_, k_, v_, is_causal=causal, enable_gqa=grouped)
+        return out.transpose(1, 2)  # [batch, length, heads, head_dim]
 
     return attend
 

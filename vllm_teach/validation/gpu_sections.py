@@ -14,9 +14,14 @@ from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, ProcessP
 from dataclasses import dataclass
 from functools import partial
 
+import torch
+
 from vllm_teach.validation.gpu_result import Record, SectionResult
 
 Clock = Callable[[], float]
+
+# Of the limit; the rest is for an item that overruns, and for writing the result.
+_USED_SHARE = 0.94
 
 
 @dataclass(frozen=True)
@@ -50,11 +55,11 @@ def run_sections(
 ) -> list[SectionResult]:
     """Run all sections and return what each did; `finished` gets the list so far after each of them.
 
-    The shares are scaled to fill `limit_seconds`, counted from `started` (now for None). An item that runs when its
-    section's time ends is not interrupted, so items should be short.
+    The shares are scaled to fill `limit_seconds`, counted from `started` (now for None), less a reserve: an item that
+    runs when its section's time ends is not interrupted.
     """
     start = clock() if started is None else started
-    scale = limit_seconds / sum(section.seconds for section in sections)
+    scale = _USED_SHARE * limit_seconds / sum(section.seconds for section in sections)
     results: list[SectionResult] = []
     shares = 0.0
     for section in sections:
@@ -112,7 +117,11 @@ def _run_parallel(workers: int, items: Sequence[Item], result: SectionResult, en
 
 
 def _pool(workers: int) -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+    return ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_take_one_core)
+
+
+def _take_one_core() -> None:
+    torch.set_num_threads(1)
 
 
 def _failure(item: str, error: BaseException) -> dict[str, str]:

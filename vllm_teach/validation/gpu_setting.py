@@ -55,4 +55,7 @@ class Setting:
 
     def has_room(self, nbytes: float) -> bool:
         """Return whether the device has twice `nbytes` free, so that a measurement of such a size will not fail."""
-        return self.dry or torch.cuda.mem_get_info()[0] > 2 * nbytes
+        if self.dry:
+            return True
+        torch.cuda.empty_cache()  # what PyTorch keeps for later counts as taken otherwise
+        return torch.cuda.mem_get_info()[0] > 2 * nbytes

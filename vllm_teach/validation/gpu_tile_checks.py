@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from vllm_teach.attention.patterns import Causal, GlobalTokens, LocalWindow
+from vllm_teach.attention.patterns import Causal, GlobalTokens, LocalWindow, Pattern
 from vllm_teach.attention.patterns.base import TileKind
 from vllm_teach.attention.patterns.tile_csr import tile_csr
 from vllm_teach.attention.reference import naive_attention
@@ -58,10 +58,9 @@ def check_paged(setting: Setting, head_dim: int, dtype: torch.dtype, tile: Tile)
     q, k, v = _qkv(setting, head_dim, dtype)
     blocks = -(-k.shape[1] // _BLOCK_SIZE)
     room = torch.zeros(k.shape[0], blocks * _BLOCK_SIZE - k.shape[1], *k.shape[2:], dtype=dtype, device=k.device)
-    caches = [  # [batch, blocks * block_size, …] -> [batch * blocks, block_size, …]; what no sequence owns is NaN
-        torch.cat([x, room + torch.nan], dim=1).unflatten(1, (blocks, _BLOCK_SIZE)).flatten(0, 1).flip(0)
-        for x in (k, v)
-    ]
+    whole = [torch.cat([x, room + torch.nan], dim=1) for x in (k, v)]  # what no sequence owns is NaN
+    # [batch, blocks * block_size, …] -> [batch * blocks, block_size, …]
+    caches = [x.unflatten(1, (blocks, _BLOCK_SIZE)).flatten(0, 1).flip(0) for x in whole]
     table = torch.arange(k.shape[0] * blocks, dtype=torch.int32, device=q.device).flip(0).view(-1, blocks)
     kv_lens = torch.full((k.shape[0],), k.shape[1], dtype=torch.int32, device=q.device)
     last = q[:, -1:]  # [batch, 1, q_heads, head_dim]
@@ -89,10 +88,10 @@ def _qkv(setting: Setting, head_dim: int, dtype: torch.dtype) -> tuple[torch.Ten
 
 
 def _forward_record(
-    name: str, out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, pattern: object
+    name: str, out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, pattern: Pattern | None
 ) -> Record:
-    exact = naive_attention(q.double(), k.double(), v.double(), pattern=pattern)  # type: ignore[arg-type]
-    plain = naive_attention(q, k, v, pattern=pattern)  # type: ignore[arg-type]
+    exact = naive_attention(q.double(), k.double(), v.double(), pattern=pattern)
+    plain = naive_attention(q, k, v, pattern=pattern)
     allowed = 2 * _error(plain, exact) + 1e-5
     return compared(f"{name}, head_dim {q.shape[-1]}, {q.dtype}", _error(out, exact), allowed)
 

@@ -1,4 +1,4 @@
-"""Which tiles the tuning chose and what each candidate took; and whether the articles' tile for an H100 exists at all."""
+"""Which tiles the tuning chose, what each candidate took, and whether the articles' tile for an H100 runs at all."""
 
 from __future__ import annotations
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
 
-from vllm_teach.validation.gpu_checks import compared
+from vllm_teach.validation.gpu_checks import agreeing
 from vllm_teach.validation.gpu_clock import measure
 from vllm_teach.validation.gpu_result import Record
 from vllm_teach.validation.gpu_rivals import OURS, Attention, naive, rivals
@@ -16,8 +17,6 @@ from vllm_teach.validation.gpu_setting import Setting
 _HIDDEN = 2048  # heads * head_dim, the articles' width
 _TOKENS = 16_384  # of a batch, whatever its length: FlashAttention's own benchmark does the same
 _LARGEST_NAIVE = 4096  # beyond it the plain formula's n² scores fill a GPU
-# Two implementations round differently; a wrong mask or offset is off by far more.
-_CLOSE = 0.03
 
 
 def attention_items(setting: Setting) -> list[Item]:
@@ -48,28 +47,29 @@ def time_shape(setting: Setting, name: str, length: int, head_dim: int, backward
     records: list[Record] = []
     ours = attend[OURS](q, k, v, True).detach()
     for rival, attention in attend.items():
-        call = training_step(attention, q, k, v) if backward else partial(attention, q, k, v, True)
+        call: Callable[[], object] = partial(attention, q, k, v, True)
+        if backward:
+            call = training_step(attention, q, k, v)
         record = timed(setting, rival, name, call, own=rival == OURS)
         if record["kind"] == "time":
             record |= shape | {"tflops": round(work / record["median_ms"] / 1e9, 3)}
             if rival != OURS and not backward:
-                difference = float((attention(q, k, v, True) - ours).abs().max())
-                records.append(compared(f"{name}: {rival} agrees", difference, _CLOSE))
+                records.append(agreeing(f"{name}: {rival} agrees", ours, attention(q, k, v, True)))
         records.append(record)
     return records
 
 
-def training_step(attention: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> partial[object]:
+def training_step(attention: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Callable[[], object]:
     """Return a call that runs the forward and the backward pass, under a causal mask."""
     upstream = torch.ones_like(q)
 
     def step() -> object:
         return torch.autograd.grad(attention(q, k, v, True), (q, k, v), upstream)
 
-    return partial(step)
+    return step
 
 
-def timed(setting: Setting, implementation: str, name: str, call: partial[object], own: bool) -> Record:
+def timed(setting: Setting, implementation: str, name: str, call: Callable[[], object], own: bool) -> Record:
     """Time one call. One of another project that cannot run here gives a record that says why; ours raises."""
     try:
         figures = measure(call, setting.device, setting.repeats)
