@@ -71,7 +71,7 @@ def test_a_comparison_is_data_too(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_cpu_is_named_by_default_also_on_a_machine_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "Imagined GPU")
-    monkeypatch.setattr(machine, "_cpu_name", lambda: "Imagined CPU")
+    monkeypatch.setattr(machine, "cpu_name", lambda: "Imagined CPU")
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     assert "measured on: Imagined CPU, 3 threads\n" in str(compare("A-overall", {}))
     assert "measured on: Imagined GPU\n" in str(compare("A-overall", {}, device="cuda"))

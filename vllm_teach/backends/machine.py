@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
+import subprocess
 from functools import cache
 from pathlib import Path
 
@@ -22,7 +23,7 @@ def describe_machine(device: str) -> dict[str, str]:
     isa = " ".join(sorted(detect_cpu_isa()))
     threads = torch.get_num_threads()
     return {
-        "processor": _processor(),
+        "processor": cpu_name(),
         "instructions": isa or "no vector instructions",
         "threads": f"{threads} thread{'s' * (threads != 1)}",
         "torch": f"torch {torch.__version__}",
@@ -36,12 +37,17 @@ def tuning_file(device: str) -> Path:
 
 
 @cache
-def _processor() -> str:
-    """The processor's marketing name on Linux, its architecture elsewhere."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+def cpu_name() -> str:
+    """Return the processor's marketing name, or its architecture where the system does not tell."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
             if line.lower().startswith("model name"):
                 return line.partition(":")[2].strip()
-    except OSError:
-        pass  # no Linux
+    if platform.system() == "Darwin":
+        asked = subprocess.run(
+            ["sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True, text=True, check=False
+        )
+        if asked.returncode == 0:
+            return asked.stdout.strip()
     return platform.processor() or platform.machine()

@@ -43,7 +43,10 @@ def prefer(spec: AttentionSpec, threshold: int, hardware: Hardware) -> Preferenc
         loops = "it gathers the blocks of each sequence" if spec.layout == "paged" else "it loops over the sequences"
         behind |= {name: f"{name} has no {spec.layout} kernel: {loops}." for name in order if name not in HAVE_LAYOUTS}
     ordered = tuple(sorted(order, key=lambda name: name in behind))  # stable: the order within each part stays
-    return Preference(ordered, f"{length_reason}, {hardware_reason}", behind)
+    reason = f"{length_reason}, {hardware_reason}"
+    if order[0] in behind and ordered[0] != order[0]:
+        reason += f", but {behind[order[0]].removesuffix('.')}"
+    return Preference(ordered, reason, behind)
 
 
 def _is_long(spec: AttentionSpec, threshold: int) -> tuple[bool, str]:

@@ -137,7 +137,7 @@ def _options(variant: Variant, band: Band) -> Options:
 
 
 def _broken_interpreter() -> str | None:
-    """Return why this Triton's interpreter cannot loop: up to 3.6 it converts arrays in a way that NumPy 2.4 refuses."""
+    """Return why this Triton's interpreter cannot loop: up to 3.6 it converts arrays as NumPy 2.4 does not allow."""
     triton, numpy = (tuple(map(int, metadata.version(one).split(".")[:2])) for one in ("triton", "numpy"))
     if triton < (3, 7) and numpy >= (2, 4):
         return "The interpreter of Triton 3.6 fails with NumPy 2.4 and newer; install triton 3.7 or numpy 2.3."

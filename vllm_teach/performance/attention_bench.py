@@ -6,7 +6,7 @@ scale only: they belong to this machine at this hour.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 
@@ -20,7 +20,6 @@ from vllm_teach.performance.memory import peak_memory
 from vllm_teach.performance.side_by_side import race
 
 _HEADS, _HEAD_DIM = 8, 64
-# Below this share of the pairs a block-sparse pattern is what the articles call sparse; half of theirs.
 _DENSITY = 0.25
 
 
@@ -107,11 +106,11 @@ def format_bench(bench: Bench) -> str:
             lines += ["", case]
         spread = f"({row.ratio_low:.2f} to {row.ratio_high:.2f})"
         lines.append(f"  {row.backend:<18}{row.ratio:7.2f} x {row.baseline:<12}{spread:<20}{row.seconds * 1e3:9.1f} ms")
-    for row in bench.memory:
-        if row.case != case:
-            case = row.case
+    for held in bench.memory:
+        if held.case != case:
+            case = held.case
             lines += ["", case]
-        lines.append(f"  {row.backend:<18}{row.peak_bytes / 1e6:9.1f} MB   naive / this = {row.naive_over_this:.1f}")
+        lines.append(f"  {held.backend:<18}{held.peak_bytes / 1e6:9.1f} MB   naive / this = {held.naive_over_this:.1f}")
     return "\n".join(lines)
 
 
@@ -149,7 +148,7 @@ def _against_itself(case: str, n: int, dense: Pattern | None, sparse: Pattern, d
         for name, call in _serving(qkv, pattern=sparse):
             if n > 4096 and name == "naive":
                 continue  # its score matrices alone would be gigabytes
-            found = _race(case, {"dense": whole[name], name: call}, "dense", device, rounds)
+            found = _race(case, {"itself": whole[name], name: call}, "itself", device, rounds)
             rows += [row for row in found if row.backend == name]
     return rows
 
@@ -164,7 +163,7 @@ def _forward_and_backward(case: str, n: int, device: str, rounds: int) -> list[R
     return _race(case, runners, "sdpa", device, rounds)
 
 
-def _race(case: str, runners: dict[str, Callable[[], object]], baseline: str, device: str, rounds: int) -> list[Row]:
+def _race(case: str, runners: Mapping[str, Callable[[], object]], baseline: str, device: str, rounds: int) -> list[Row]:
     result = race(runners, baseline, rounds=rounds, device=device)
     return [
         Row(case, name, baseline, result.seconds[name].median, ratio.median, ratio.low, ratio.high)
@@ -182,7 +181,7 @@ def _memory(n: int, device: str) -> Iterator[MemoryRow]:
             calls = dict(_serving(qkv, causal=True))
         peaks = {name: peak_memory(partial(_run, call, qkv, grad), device) for name, call in calls.items()}
         for name, peak in peaks.items():
-            yield MemoryRow(f"{case}, n = {n:,}", name, peak, peaks["naive"] / peak)
+            yield MemoryRow(case, name, peak, peaks["naive"] / peak)
 
 
 def _run(call: Callable[[], torch.Tensor], qkv: list[torch.Tensor], grad: bool) -> object:

@@ -1,16 +1,14 @@
 """What this machine attains: matrix-multiply rate per dtype, read and copy bandwidth. Measured, never a data sheet."""
 
 import dataclasses
-import platform
 import statistics
-import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 import torch
 
+from vllm_teach.backends.machine import cpu_name
 from vllm_teach.errors import InvalidArgumentError
 from vllm_teach.performance.timing import Timing, time_median
 
@@ -118,7 +116,7 @@ def measure_this_machine(quick: bool = True, device: str = "auto") -> Machine:
         read, copy = _bandwidths(device, repeats, max(caches.values(), default=64 * _MIB))
     return Machine(
         device=device,
-        name=torch.cuda.get_device_name() if device == "cuda" else _cpu_name(),
+        name=torch.cuda.get_device_name() if device == "cuda" else cpu_name(),
         threads=torch.get_num_threads(),
         torch_version=str(torch.__version__),
         matmul=matmul,
@@ -138,7 +136,7 @@ def device_label(device: str = "auto") -> str:
         raise InvalidArgumentError("device='cuda' has no name here: torch sees no CUDA device, use 'cpu'.")
     if device == "cuda" or (device == "auto" and torch.cuda.is_available()):
         return torch.cuda.get_device_name()
-    return f"{_cpu_name()}, {_threads(torch.get_num_threads())}"
+    return f"{cpu_name()}, {_threads(torch.get_num_threads())}"
 
 
 def _threads(count: int) -> str:
@@ -188,22 +186,6 @@ def _bandwidths(device: str, repeats: int, last_cache: int) -> tuple[Rate, Rate]
     read = time_median(lambda: source.sum(), repeats, warmup=2, device=device)
     copy = time_median(lambda: target.copy_(source), repeats, warmup=2, device=device)
     return Rate.of(nbytes, read), Rate.of(2 * nbytes, copy)
-
-
-def _cpu_name() -> str:
-    """The processor's marketing name, or its architecture where the system does not tell."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
-            if line.lower().startswith("model name"):
-                return line.partition(":")[2].strip()
-    if platform.system() == "Darwin":
-        asked = subprocess.run(
-            ["sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True, text=True, check=False
-        )
-        if asked.returncode == 0:
-            return asked.stdout.strip()
-    return platform.processor() or platform.machine()
 
 
 def _cpu_caches(root: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> dict[str, int]:

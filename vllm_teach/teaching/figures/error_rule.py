@@ -49,13 +49,17 @@ def row_errors(row: Row, names: Sequence[str]) -> RowErrors:
 
 def draw_error_rule(data: Sequence[RowErrors], titles: Mapping[str, str] | None = None) -> Figure:
     """Draw a row per call and a mark per backend at its error over the plain formula's; 2 is the limit."""
-    figure, ax = plt.subplots(figsize=(8.4, 0.5 * len(data) + 1.6))
+    figure, ax = plt.subplots(figsize=(8.4, 0.75 * len(data) + 1.6))
     ax.axvspan(0, LIMIT, color=style.tint(style.colour("sdpa"), 0.18), zorder=0)
     ax.axvline(LIMIT, color=style.colour("limit"), linewidth=2, label="limit")
     ax.axvline(1, color=style.colour("baseline"), linestyle="--", linewidth=1.5, label="the plain formula")
-    for name in dict.fromkeys(name for one in data for name in one.errors):
-        places = [(one.errors[name] / one.plain_error, row) for row, one in enumerate(data) if name in one.errors]
-        ax.plot(*zip(*places, strict=True), MARKERS[name], color=style.colour(name), markersize=8, label=name, zorder=3)
+    names = list(dict.fromkeys(name for one in data for name in one.errors))
+    for index, name in enumerate(names):
+        lift = 0.5 * ((index + 0.5) / len(names) - 0.5)  # marks at one place lie beside each other
+        places = [
+            (one.errors[name] / one.plain_error, row + lift) for row, one in enumerate(data) if name in one.errors
+        ]
+        ax.plot(*zip(*places, strict=True), MARKERS[name], color=style.colour(name), markersize=7, label=name, zorder=3)
     ax.set_yticks(range(len(data)), [(titles or {}).get(one.row, one.row) for one in data])
     ax.set_ylim(len(data) - 0.5, -0.5)
     ax.set_xlim(0, max(LIMIT + 0.3, 1.1 * max(max(one.errors.values()) / one.plain_error for one in data)))

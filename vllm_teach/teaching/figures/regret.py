@@ -69,8 +69,11 @@ def draw_regret(data: Regret) -> Figure:
     for row in rows:
         ax.axhline(row, color="#E2E2E2", linewidth=0.8, zorder=0)
     ax.axvspan(1, 1.2, color=style.tint(style.colour("sdpa"), 0.18), zorder=0, label="within 1.2 of the fastest")
-    for (policy, ratios), (marker, concept) in zip(data.ratio.items(), _LOOKS, strict=False):
-        ax.plot(ratios, rows, marker, color=style.colour(concept), markersize=8, alpha=0.85, label=policy, zorder=3)
+    for index, (policy, ratios) in enumerate(data.ratio.items()):
+        marker, concept = _LOOKS[index % len(_LOOKS)]
+        lift = 0.5 * ((index + 0.5) / len(data.ratio) - 0.5)  # marks at one place lie beside each other
+        places = [row + lift for row in rows]
+        ax.plot(ratios, places, marker, color=style.colour(concept), markersize=7.5, label=policy, zorder=3)
     ax.set_yticks(rows, data.calls)
     ax.set_ylim(len(data.calls) - 0.5, -0.5)
     end = max(2.0, 1.15 * max(map(data.worst, data.ratio)))
