@@ -108,3 +108,18 @@ def _type(name: str, dtype: torch.dtype) -> str:
     if name.endswith("_ptr"):
         return f"*{_TYPES[dtype]}"
     return "fp32" if name in _FLOATS else "i32"
+
+
+def main() -> None:
+    """Print, for every candidate tile, the shared memory it needs on three generations; takes minutes."""
+    for kernel in TILED:
+        for head_dim in (64, 128, 256):
+            for dtype in (torch.bfloat16, torch.float32):
+                for tile in tuning.candidates(kernel, head_dim, dtype):
+                    needs = {sm: compile_tiled(kernel, head_dim, dtype, sm, tile).shared_bytes for sm in (80, 90, 100)}
+                    shown = ", ".join(f"sm_{sm} {size / 1024:.0f} KiB" for sm, size in needs.items())
+                    print(f"{kernel:<17} head_dim {head_dim:<4} {dtype!s:<15} {tile!s:<30} {shown}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

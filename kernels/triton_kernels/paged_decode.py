@@ -207,16 +207,16 @@ def paged_attention(
         cu_seqlens_q = torch.arange(sequences + 1, dtype=torch.int32, device=q.device)
     block_size, kv_heads = k_cache.shape[1:3]
     group = q_heads // kv_heads
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    lse = torch.empty(total_q, q_heads, dtype=torch.float32, device=q.device)
+    if total_q == 0:
+        return out, lse.T
     tile = tile or _tile(q, q_len * group)
     programs = triton.cdiv(q_len * group, tile.q) * sequences * kv_heads
     if splits is None:
         splits = choose_splits(programs, triton.cdiv(kv_len or block_table.shape[1] * block_size, tile.k), q.device)
     if not 1 <= splits <= LARGEST_SPLITS:
         raise InvalidArgumentError(f"splits is {splits}; give a whole number from 1 to {LARGEST_SPLITS}.")
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    lse = torch.empty(total_q, q_heads, dtype=torch.float32, device=q.device)
-    if total_q == 0:
-        return out, lse.T
     parts, part_lse = out, lse  # one split needs no merge and writes the result itself
     if splits > 1:
         parts = torch.empty(splits, *q.shape, dtype=torch.float32, device=q.device)

@@ -95,6 +95,11 @@ _IN_THE_INTERPRETER = Tile(64, 32)
 _DOES_NOT_FIT = (OutOfResources, PTXASError)
 
 
+def candidate_table() -> dict[str, dict[tuple[int, int], tuple[Tile, ...]]]:
+    """Return all candidates: by kernel, then by (bytes of an element, padded head_dim)."""
+    return _TABLES
+
+
 def candidates(kernel: str, head_dim: int, dtype: torch.dtype) -> tuple[Tile, ...]:
     """Return the tiles to choose from, the default first; only one in Triton's interpreter, which has no clock."""
     if INTERPRETED:

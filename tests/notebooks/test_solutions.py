@@ -7,7 +7,13 @@ import pytest
 from vllm_teach import resources
 from vllm_teach.teaching import check, list_checks, notebook_rules, notebooks
 
-LESSONS = ("00_start_here", "01_naive_attention", "02_online_softmax_and_tiling")
+LESSONS = (
+    "00_start_here",
+    "01_naive_attention",
+    "02_online_softmax_and_tiling",
+    "03_recomputation_and_training",
+    "04_attention_patterns",
+)
 CHECKS = [(one.lesson, one.name) for one in list_checks()]
 
 

@@ -4,7 +4,13 @@ import pytest
 
 from vllm_teach.teaching import check, list_checks
 
-LESSONS = ("00_start_here", "01_naive_attention", "02_online_softmax_and_tiling")
+LESSONS = (
+    "00_start_here",
+    "01_naive_attention",
+    "02_online_softmax_and_tiling",
+    "03_recomputation_and_training",
+    "04_attention_patterns",
+)
 
 
 def stub(*_):

@@ -8,7 +8,7 @@ from typing import NamedTuple, Unpack
 import torch
 
 from vllm_teach.attention.layout import Layout, Paged, check_layout
-from vllm_teach.attention.patterns.band import EVERYTHING, as_band
+from vllm_teach.attention.patterns.band import as_band
 from vllm_teach.attention.patterns.base import Pattern
 from vllm_teach.attention.patterns.tile_csr import TileCsr, tile_csr
 from vllm_teach.attention.shapes import AttentionShape
@@ -82,9 +82,9 @@ def attention_forward(
     """
     shape, variant = check_call(supports, q, k, v, layout, **arguments)
     q, k, v = (_unit_stride(tensor) for tensor in (q, k, v))
-    out = torch.empty(q.shape, dtype=q.dtype)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)  # whatever the default device is
     lse_shape = (shape.batch, shape.q_heads, shape.q_len) if layout is None else (shape.q_heads, len(q))
-    lse = torch.empty(lse_shape, dtype=torch.float32)
+    lse = torch.empty(lse_shape, dtype=torch.float32, device=q.device)
     slopes = None if variant.alibi_slopes is None else variant.alibi_slopes.contiguous()
     table = layout.block_table.contiguous() if isinstance(layout, Paged) else None  # [sequences, blocks]
     places = _places(q, k, v, out, lse, layout, shape)
@@ -138,24 +138,27 @@ class _Mask(NamedTuple):
 
 
 def _mask(pattern: Pattern | None, places: list[_Place], group: int) -> _Mask:
-    band = as_band(pattern)
-    if pattern is None or band is not None:
-        left, right = (kernel.UNLIMITED if side == -1 else side for side in band or EVERYTHING)
-        return _Mask(left, right)
-    tile_q = _tile_queries(group)
+    if pattern is None:
+        return _Mask(kernel.UNLIMITED, kernel.UNLIMITED)
+    if (band := as_band(pattern)) is None:
+        return _tile_lists(pattern, places, group)
+    left, right = (kernel.UNLIMITED if side == -1 else min(side, kernel.UNLIMITED) for side in band)
+    return _Mask(left, right)
+
+
+def _tile_lists(pattern: Pattern, places: list[_Place], group: int) -> _Mask:
+    """Return one list of tiles for each pair of lengths that occurs."""
+    # A power of two, so that the tiles fit into the blocks of block-sparse patterns; some 256 rows with all heads.
+    tile_q = 1 << max(4, (256 // group).bit_length() - 1)
     lengths = [(place.q_len, place.kv_len) for place in places]
     csr_of = {pair: tile_csr(pattern, *pair, tile_q, kernel.TILE_KEYS) for pair in dict.fromkeys(lengths)}
-    fields = [[t.data_ptr() for t in (c.row_ptr, c.k_tile, c.mask_index, c.masks)] for c in csr_of.values()]
     index_of = {pair: index for index, pair in enumerate(csr_of)}
-    lists = (kernel.TileList * len(fields))(*(kernel.TileList(*pointers) for pointers in fields))
-    return _Mask(
-        kernel.UNLIMITED, kernel.UNLIMITED, tile_q, lists, [index_of[pair] for pair in lengths], tuple(csr_of.values())
+    memory = tuple(csr_of.values())
+    lists = (kernel.TileList * len(memory))(
+        *(kernel.TileList(*(t.data_ptr() for t in (c.row_ptr, c.k_tile, c.mask_index, c.masks))) for c in memory)
     )
-
-
-def _tile_queries(group: int) -> int:
-    """Return how many queries a tile holds: the power of two that makes some 128 rows of them, the heads of a group."""
-    return 1 << max(4, (256 // group).bit_length() - 1)
+    list_of = [index_of[pair] for pair in lengths]
+    return _Mask(kernel.UNLIMITED, kernel.UNLIMITED, tile_q, lists, list_of, memory)
 
 
 def _places(

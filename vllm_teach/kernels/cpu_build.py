@@ -11,7 +11,6 @@ import glob
 import hashlib
 import os
 import platform
-import shlex
 import shutil
 import subprocess
 import sys
@@ -41,53 +40,63 @@ ISA_FLAGS = {
 _FLAGS = ("-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden", "-w")
 _OTHERS = "the backends sdpa and tiled need no compiler"
 
-# Why the library of an instruction set could not be built in this process: it is not tried again.
+# Why the library of an instruction set cannot be had, found out in this process: it is not tried again.
 _failures: dict[str, str] = {}
 
 
 def why_not(isa: str) -> str | None:
     """Return why the library for `isa` cannot be had, or None when it is there or nothing speaks against building it.
 
-    Builds nothing. Where no library is there yet it looks for ninja, and asks the compiler to check one line, which
-    takes a moment the first time.
+    Builds nothing. Where no library is there yet it asks the compiler (the environment variable CXX, else c++) to check
+    one line, which takes a moment the first time, and looks for ninja.
     """
     if isa in _failures:
         return _failures[isa]
     if library_path(isa).exists():
         return None
     if sys.platform == "win32":
-        return "The CPU kernel is written for GCC or Clang, which PyTorch does not build with on Windows."
-    if shutil.which("ninja", path=_search_path()) is None:
-        return f"The CPU kernel has to be built, and ninja is not on the PATH: pip install ninja ({_OTHERS})."
-    return _compiler_problem(os.environ.get("CXX", "c++"), os.environ.get("PATH", ""))
+        return (
+            f"The CPU kernel is written for GCC and Clang, and PyTorch builds with another one on Windows ({_OTHERS})."
+        )
+    problem = _compiler_problem(os.environ.get("CXX", "c++"), os.environ.get("PATH", ""))
+    if problem is None and shutil.which("ninja", path=_search_path()) is None:
+        problem = "ninja is not on the PATH: pip install ninja"
+    return None if problem is None else f"The CPU kernel has to be built, and {problem} ({_OTHERS})."
 
 
 def build(isa: str) -> Path:
     """Return the library for `isa`, building it first, with a line on stderr, where it is not there.
 
-    Raises MissingDependencyError when it cannot be built.
+    Raises MissingDependencyError when it cannot be built. While it builds, PATH ends with this Python's own programs.
     """
-    library = library_path(isa)
-    if library.exists():
-        return library
     reason = why_not(isa)
-    if reason is None:
+    library = library_path(isa)
+    if reason is None and not library.exists():
         try:
             _build(isa, library)
         # cpp_extension reports a failing compiler as a RuntimeError.
         except (OSError, RuntimeError, ImportError) as error:
-            reason = _failures[isa] = f"The CPU kernel could not be built ({_first_error(error)}); {_OTHERS}."
+            reason = fail(isa, f"The CPU kernel could not be built ({_first_error(error)}); {_OTHERS}.")
     if reason is not None:
         raise MissingDependencyError(reason)
     return library
 
 
+def fail(isa: str, reason: str) -> str:
+    """Let `reason` be the answer of `why_not` from now on, and return it."""
+    return _failures.setdefault(isa, reason)
+
+
 def library_path(isa: str) -> Path:
     """Return where the library for `isa` is or will be: a change of a source, a flag or PyTorch changes it."""
+    return cache_folder() / f"attention-{isa}-{_key(isa)}.so"
+
+
+@lru_cache(maxsize=8)
+def _key(isa: str) -> str:
     parts = [torch.__version__, platform.machine(), *_flags(isa)]
     parts += [f"{file.name}\n{file.read_text(encoding='utf-8')}" for file in _files()]
-    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-    return cache_folder() / f"attention-{isa}-{key}.so"
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
 def cache_folder() -> Path:
@@ -140,16 +149,20 @@ def _files() -> list[Path]:
 @lru_cache(maxsize=8)
 def _compiler_problem(compiler: str, path: str) -> str | None:
     """Return what is wrong with the compiler command, found by letting it check one line of C++20."""
-    command = [*shlex.split(compiler), "-std=c++20", "-x", "c++", "-fsyntax-only", "-"]
-    if shutil.which(command[0], path=path) is None:
+    command = compiler.split()
+    if not command or shutil.which(command[0], path=path) is None:
         return (
-            f"The CPU kernel has to be built, and there is no C++ compiler {command[0]!r} on the PATH: install g++, or "
-            f"name another one in the environment variable CXX ({_OTHERS})."
+            f"there is no C++ compiler {compiler!r} on the PATH: install g++, or name another one in the environment "
+            "variable CXX"
         )
-    done = subprocess.run(command, input="#include <vector>\n", capture_output=True, text=True, check=False)
-    if done.returncode == 0:
-        return None
-    return f"The CPU kernel has to be built, and the C++ compiler {compiler!r} fails on one line ({_OTHERS})."
+    try:
+        arguments = ["-std=c++20", "-x", "c++", "-fsyntax-only", "-"]
+        subprocess.run(
+            [*command, *arguments], input=b"#include <vector>\n", capture_output=True, check=True, timeout=60
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"the C++ compiler {compiler!r} fails on one line ({type(error).__name__})"
+    return None
 
 
 def _search_path() -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from vllm_teach.errors import InvalidArgumentError
+from vllm_teach.errors import InvalidArgumentError, MissingDependencyError
 from vllm_teach.kernels import cpu_build
 
 # Keys in one tile of a tile list; call.h says so too.
@@ -93,6 +93,7 @@ class Call(Structure):
     )
 
 
+@lru_cache(maxsize=1)
 def isa() -> str:
     """Return the instruction set that is used here: "avx512_bf16", "avx512", "avx2" or "portable".
 
@@ -130,8 +131,8 @@ def attention_forward(call: Call, dtype: torch.dtype, isa_name: str | None = Non
     `call` must describe memory that is there and of `dtype`, one of DTYPES; nothing checks it. `isa_name` is the
     instruction set to use, `isa()` by default.
 
-    Raises MissingDependencyError when the kernel cannot be built, InvalidArgumentError for an instruction set that this
-    processor has not, and MemoryError when there is too little memory.
+    Raises MissingDependencyError when the kernel cannot be built or loaded, InvalidArgumentError for an instruction set
+    that this processor has not, and MemoryError when there is too little memory.
     """
     if _library(isa_name or isa())[_FUNCTIONS[dtype]](byref(call)):
         raise MemoryError("The CPU attention kernel could not allocate its working memory.")
@@ -141,4 +142,9 @@ def attention_forward(call: Call, dtype: torch.dtype, isa_name: str | None = Non
 def _library(isa_name: str) -> ctypes.CDLL:
     if isa_name not in runnable_isas():
         raise InvalidArgumentError(f"isa is {isa_name!r}; this processor can run {', '.join(runnable_isas())}.")
-    return ctypes.CDLL(str(cpu_build.build(isa_name)))
+    path = cpu_build.build(isa_name)
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        reason = f"The CPU kernel cannot be loaded ({error}): delete that file, and it is built again."
+        raise MissingDependencyError(cpu_build.fail(isa_name, reason)) from error

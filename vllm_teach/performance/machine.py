@@ -4,6 +4,8 @@ import dataclasses
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from pathlib import Path
 
 import psutil
 import torch

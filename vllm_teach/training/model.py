@@ -37,6 +37,7 @@ def llama_config(
         max_position=context,
         rms_norm_eps=1e-5,
         tie_word_embeddings=True,
+        sliding_layers=(False,) * num_layers,
     )
 
 

@@ -8,7 +8,13 @@ from matplotlib import pyplot as plt
 
 from vllm_teach.errors import InvalidArgumentError
 from vllm_teach.teaching import style
-from vllm_teach.teaching.figures.loss_curves import LossCurve, draw_loss_curves, draw_training_record, running_mean
+from vllm_teach.teaching.figures.loss_curves import (
+    LossCurve,
+    draw_loss_curves,
+    draw_training_losses,
+    draw_training_record,
+    running_mean,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -22,6 +28,13 @@ def lessons_look() -> Iterator[None]:
 def test_running_mean() -> None:
     assert running_mean([4, 2, 6, 0], 2) == pytest.approx([4, 3, 4, 3])
     assert running_mean([1, 2, 3], 10) == pytest.approx([1, 1.5, 2])
+
+
+def test_training_losses_alone() -> None:
+    _, axes = plt.subplots()
+    curves = {"float32": LossCurve([3.0, 2.0], [], "float32"), "bfloat16": LossCurve([4.0, 3.0], [], "bfloat16")}
+    assert draw_training_losses(axes, curves, width=2) == {"float32": 2.5, "bfloat16": 3.5}
+    assert [list(line.get_ydata()) for line in axes.lines] == [[3.0, 2.5], [4.0, 3.5]]
 
 
 def test_the_right_panel_shows_the_distance_to_the_first_run() -> None:

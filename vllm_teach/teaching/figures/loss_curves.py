@@ -31,6 +31,23 @@ def running_mean(losses: Sequence[float], width: int) -> list[float]:
     return [float(sums[end] - sums[max(0, end - width)]) / min(end, width) for end in ends]
 
 
+def draw_training_losses(ax: Axes, curves: Mapping[str, LossCurve], width: int) -> dict[str, float]:
+    """Draw the training losses, means of `width` steps, and return the last mean of each run; changes `ax`."""
+    last = {}
+    for name, curve in curves.items():
+        means = running_mean(curve.losses, width)
+        ax.plot(range(1, len(means) + 1), means, **_look(name, curve))
+        last[name] = means[-1]
+    style.label_axis(ax, "x", "training step")
+    style.label_axis(ax, "y", "training loss", unit=f"nats a token, means of {width} steps")
+    ax.legend(loc="best")
+    return last
+
+
+def _look(name: str, curve: LossCurve) -> dict[str, Any]:
+    return {"color": style.colour(curve.concept), "linestyle": "--" if curve.dashed else "-", "label": name}
+
+
 @dataclass(frozen=True)
 class CurvesData:
     """What the figure shows: for each run the last held-out loss, and how far it lies above the first run's."""
@@ -50,14 +67,10 @@ def draw_loss_curves(curves: Mapping[str, LossCurve], width: int = 10) -> tuple[
         if [step for step, _ in curve.dev_losses] != steps:
             raise InvalidArgumentError(f"curves[{name!r}] was evaluated after other steps than the first run.")
     figure, (left, right) = plt.subplots(1, 2, figsize=(8.4, 3.9))
+    draw_training_losses(left, curves, width)
     for name, curve in curves.items():
-        look = {"color": style.colour(curve.concept), "linestyle": "--" if curve.dashed else "-", "label": name}
-        left.plot(range(1, len(curve.losses) + 1), running_mean(curve.losses, width), **look)
         above = [loss - base for (_, loss), (_, base) in zip(curve.dev_losses, first.dev_losses, strict=True)]
-        right.plot(steps, above, marker="o", markersize=5, **look)
-    style.label_axis(left, "x", "training step")
-    style.label_axis(left, "y", "training loss", unit=f"nats a token, means of {width} steps")
-    left.legend(loc="upper right")
+        right.plot(steps, above, marker="o", markersize=5, **_look(name, curve))
     style.label_axis(right, "x", "training step")
     style.label_axis(right, "y", f"held-out loss, above {next(iter(curves))}", unit="nats")
     bound = 1.25 * max(0.08, *(abs(value) for line in right.lines for value in line.get_ydata()))

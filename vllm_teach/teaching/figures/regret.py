@@ -20,6 +20,7 @@ class Regret:
     """For each policy and call: the backend chosen and its time over the fastest one's (1 is no regret)."""
 
     calls: tuple[str, ...]
+    best_seconds: tuple[float, ...]
     choice: dict[str, tuple[str, ...]]
     ratio: dict[str, tuple[float, ...]]
 
@@ -30,6 +31,11 @@ class Regret:
     def typical(self, policy: str) -> float:
         """The geometric mean of a policy's regrets: the factor by which it is slower in an average call."""
         return math.exp(statistics.fmean(math.log(ratio) for ratio in self.ratio[policy]))
+
+    def total(self, policy: str) -> float:
+        """The time of all calls one after the other over that of the best choices: long calls weigh most."""
+        taken = sum(best * ratio for best, ratio in zip(self.best_seconds, self.ratio[policy], strict=True))
+        return taken / sum(self.best_seconds)
 
     def within(self, policy: str, factor: float) -> int:
         """In how many calls the choice took at most `factor` times the fastest one's time."""
@@ -51,7 +57,8 @@ def regret(
         ratio[policy] = tuple(
             _ratio(times, name, call) for name, (call, times) in zip(choice[policy], timed.items(), strict=True)
         )
-    return Regret(tuple(timed), choice, ratio)
+    best = tuple(min(one.median for one in times.values()) for times in timed.values())
+    return Regret(tuple(timed), best, choice, ratio)
 
 
 def _ratio(times: Mapping[str, Timing], name: str, call: str) -> float:

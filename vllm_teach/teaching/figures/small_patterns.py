@@ -15,7 +15,7 @@ from vllm_teach.teaching.figures.diagram import page
 
 _WIDTH, _LARGEST, _GAP, _LEFT = 8.4, 1.9, 0.3, 0.62  # inches
 _HIDDEN = style.tint(style.colour("skipped"), 0.25)
-_TILES = {
+_TILES: dict[TileKind, dict[str, Any]] = {
     TileKind.EMPTY: {"facecolor": style.tint(style.colour("skipped"), 0.35)},
     TileKind.PARTIAL: {"facecolor": style.tint(style.colour("done"), 0.45), "hatch": "////"},
     TileKind.FULL: {"facecolor": style.colour("done")},
