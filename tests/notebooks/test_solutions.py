@@ -13,6 +13,7 @@ LESSONS = (
     "02_online_softmax_and_tiling",
     "03_recomputation_and_training",
     "04_attention_patterns",
+    "05_choosing_a_backend",
 )
 CHECKS = [(one.lesson, one.name) for one in list_checks()]
 

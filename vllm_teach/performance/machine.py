@@ -5,7 +5,6 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from pathlib import Path
 
 import psutil
 import torch

@@ -1,0 +1,60 @@
+"""The conformance table in Triton's interpreter: every row that it can run forward, and gradients of each kind.
+
+The rows in bfloat16, and all gradients, run on a GPU: `python -m vllm_teach.validation.gpu`.
+"""
+
+from fnmatch import fnmatchcase
+
+import pytest
+
+from vllm_teach.backends import triton_backend
+from vllm_teach.backends.conformance import ROWS, Row, check_forward, check_gradients
+from vllm_teach.kernels.triton_kernels import tuning
+
+# Rows by name, in the order in which they are looked through, and the reason; all others are supported.
+REFUSED = {
+    "*fp64": "not in torch.float64",
+    "*bf16": "interpreter rounds torch.bfloat16 towards zero",
+    "paged dropout*": "no dropout and no backward pass",
+}
+RUN = [row for row in ROWS if not any(fnmatchcase(row.name, names) for names in REFUSED)]
+GRADIENTS = [row for row in RUN if row.has_gradients and row.pattern is None]
+by_name = {"ids": lambda row: row.name}
+
+
+@pytest.fixture(autouse=True)
+def tiles_by_length(request, monkeypatch):
+    """An interpreted program takes milliseconds, however small its tile: long rows get large tiles."""
+    row = request.node.callspec.params.get("row") if hasattr(request.node, "callspec") else None
+    longest = max(max(pair) for pair in row.lengths) if row else 0
+    tile = tuning.Tile(64, 32) if longest <= 100 else tuning.Tile(128, 64) if longest < 400 else tuning.Tile(256, 128)
+    monkeypatch.setattr(tuning, "_IN_THE_INTERPRETER", tile)
+
+
+@pytest.mark.parametrize("row", RUN, **by_name)
+def test_forward(row: Row) -> None:
+    check_forward(triton_backend.run, row)
+
+
+@pytest.mark.parametrize("row", GRADIENTS[::4], **by_name)
+def test_gradients(row: Row) -> None:
+    check_gradients(triton_backend.run, row)
+
+
+def test_it_supports_exactly_the_rows_that_are_not_on_the_list() -> None:
+    for row in ROWS:
+        expected = next((reason for names, reason in REFUSED.items() if fnmatchcase(row.name, names)), None)
+        reason = triton_backend.supports(row.spec())
+        assert (reason is None) == (expected is None), f"{row.name}: {reason}"
+        assert reason is None or expected in reason, f"{row.name}: {reason}"
+
+
+def test_a_row_that_is_refused_raises_the_reason() -> None:
+    row = next(row for row in ROWS if row.name.startswith("paged dropout"))
+    inputs = row.inputs()
+    with pytest.raises(ValueError, match="no dropout and no backward pass"):
+        triton_backend.run(*inputs[:3], layout=inputs.layout, **inputs.arguments)
+
+
+def test_it_runs_here() -> None:
+    assert triton_backend.unavailable() is None
