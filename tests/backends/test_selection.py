@@ -155,7 +155,7 @@ def test_the_usable_ones_can_be_given() -> None:
     selection = select_backend(spec_of("A100"), usable=["tiled", "naive"], hardware=MACHINES["A100"])
     assert selection.choice == "tiled"
     assert selection.others["sdpa"] == "It is not among the usable ones that were given."
-    with pytest.raises(InvalidArgumentError, match=r"^No backend can serve this call\. .*flash_attn: .*float32.*\.$"):
+    with pytest.raises(InvalidArgumentError, match=r"^No backend can serve this call \(.*flash_attn: .*float32.*\)\.$"):
         select_backend(spec_of("A100", dtype=torch.float32), usable=["flash_attn"], hardware=MACHINES["A100"])
 
 
@@ -187,7 +187,7 @@ def test_this_machine_is_looked_at() -> None:
 
 
 def test_without_a_gpu_nothing_serves_cuda_tensors() -> None:
-    with pytest.raises(InvalidArgumentError, match=r"sdpa: This machine has no CUDA GPU\."):
+    with pytest.raises(InvalidArgumentError, match=r"sdpa: This machine has no CUDA GPU[;)]"):
         select_backend(spec_of("A100"), hardware=MACHINES["CPU with AVX2"])
 
 

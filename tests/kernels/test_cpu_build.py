@@ -151,6 +151,6 @@ def test_a_broken_library_is_reported(tmp_path: Path) -> None:
     library.write_text("not a library")
     cpu_extension._library.cache_clear()
     q = torch.zeros(1, 1, 1, 8)
-    with pytest.raises(MissingDependencyError, match="cannot be loaded .*delete that file"):
+    with pytest.raises(MissingDependencyError, match=r"cannot be loaded .*delete that file"):
         cpu.run(q, q, q)
     assert "cannot be loaded" in (cpu.unavailable() or "")

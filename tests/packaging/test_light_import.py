@@ -12,7 +12,7 @@ import pytest
     [
         "vllm_teach", "vllm_teach.cli", "vllm_teach.counters", "vllm_teach.kvcache.manager",
         "vllm_teach.engine.scheduler", "vllm_teach.engine.request", "vllm_teach.engine.sampling_params",
-        "vllm_teach.validation.tables",
+        "vllm_teach.validation.tables", "vllm_teach.training",
     ],
 )  # fmt: skip
 def test_import_loads_no_torch(module):
@@ -20,7 +20,10 @@ def test_import_loads_no_torch(module):
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == ""
 
 
-ROOMS = ["attention", "backends", "engine", "kvcache", "models", "performance", "teaching", "validation"]
+ROOMS = [
+    "attention", "backends", "engine", "kvcache", "models", "performance", "quantization", "teaching", "training",
+    "validation",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("package", ["vllm_teach", *(f"vllm_teach.{room}" for room in ROOMS)])

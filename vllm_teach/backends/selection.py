@@ -87,8 +87,8 @@ def _select(
     preference = prefer(spec, threshold, hardware)
     candidates = [name for name in preference.order if name not in refused]
     if not candidates:
-        listed = " ".join(f"{name}: {reason}" for name, reason in refused.items())
-        raise InvalidArgumentError(f"No backend can serve this call. {listed}")
+        listed = "; ".join(f"{name}: {reason.removesuffix('.')}" for name, reason in refused.items())
+        raise InvalidArgumentError(f"No backend can serve this call ({listed}).")
     timed = None if measurements is None else measurements.choose(spec, candidates)
     if timed is not None:
         choice, reason, others = timed

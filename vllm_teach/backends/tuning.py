@@ -91,7 +91,7 @@ def _check_names(names: Sequence[str], device: str) -> list[str]:
     for name in names:
         backends.get(name)
         if (reason := detect_hardware().why_not(name, device)) is not None:
-            raise InvalidArgumentError(f"names holds {name!r}, which cannot run here: {reason}")
+            raise InvalidArgumentError(f"names holds {name!r}, which cannot run here ({reason.removesuffix('.')}).")
     return list(names)
 
 

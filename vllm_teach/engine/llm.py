@@ -30,8 +30,8 @@ from vllm_teach.models.tokenizer import load_tokenizer
 class LLM:
     """Loads a model and generates text with it.
 
-    `model` is the alias "smollm2", a Hugging Face directory, a .gguf file or a hub id. `dtype` and `device` "auto"
-    choose as `engine.device` says. `max_model_len`, `max_num_seqs`, `max_num_batched_tokens`,
+    `model` is the alias "smollm2" or "tiny", a Hugging Face directory, a .gguf file or a hub id. `dtype` and `device`
+    "auto" choose as `engine.device` says. `max_model_len`, `max_num_seqs`, `max_num_batched_tokens`,
     `gpu_memory_utilization`, `kv_cache_memory_bytes`, `seed` and `attention_backend` are `EngineConfig`'s.
     `enforce_eager` must be True: the engine captures no graphs. All are checked before the weights are loaded;
     InvalidArgumentError names the bad one.

@@ -37,7 +37,7 @@ ISA_FLAGS = {
 }
 # A product and a sum may become one instruction; no other freedom with floating-point numbers is taken. -w because
 # GCC's own headers of AVX-512 warn.
-_FLAGS = ("-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden", "-w")
+_FLAGS = ("-O2", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden", "-w")
 _OTHERS = "the backends sdpa and tiled need no compiler"
 
 # Why the library of an instruction set cannot be had, found out in this process: it is not tried again.

@@ -59,8 +59,8 @@ def draw_backend_times(ax: Axes, data: BackendTimes, what: str, unit: str, ticks
     `what` and `unit` label the x axis ("keys, one sequence", "tokens").
     """
     for name, times in data.seconds.items():
-        style_of = {"color": style.colour(name), "marker": MARKERS[name], "linewidth": 1.7, "markersize": 5.5}
-        ax.plot(list(times), list(times.values()), **style_of, label=name, zorder=3)
+        ink, mark = style.colour(name), f"{MARKERS[name]}-"
+        ax.plot(list(times), list(times.values()), mark, color=ink, linewidth=1.7, markersize=5.5, label=name, zorder=3)
     rings = [(size, next(iter(data.at(size).values()))) for size in data.sizes]
     ax.plot(*zip(*rings, strict=True), "o", markersize=13, fillstyle="none", color=style.INK, label="fastest", zorder=4)
     style.label_axis(ax, "x", what, unit=unit, kind="tokens", log=2, ticks=ticks or data.sizes)

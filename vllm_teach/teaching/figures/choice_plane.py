@@ -29,8 +29,7 @@ class Machine:
 
     def spec(self, batch: int, length: int) -> AttentionSpec:
         """A causal prefill of `batch` sequences of `length` tokens, 8 heads of 64."""
-        sizes = {"q_len": length, "kv_len": length, "q_heads": 8, "kv_heads": 8, "head_dim": 64}
-        return AttentionSpec(batch, **sizes, dtype=self.dtype, device=self.device, pattern=Causal())
+        return AttentionSpec(batch, length, length, 8, 8, 64, dtype=self.dtype, device=self.device, pattern=Causal())
 
 
 # Hypothetical machines with every library installed: the same on whatever machine this is asked.
