@@ -1,8 +1,8 @@
 // What Python hands to the kernel: one attention call as plain numbers and pointers, without any header of PyTorch.
 //
-// Three layouts become one here. Row r of a sequence's queries lies at q + first_q + r * q_stride.row; row j of its keys
-// at k + first_k + j * k_stride.row, or, in a paged cache, in row j % block_size of the block that the table names for
-// j / block_size. All strides and offsets count elements; the values of one head always follow one another.
+// Three layouts become one here. Row r of a sequence's queries lies at q + first_q + r * q_stride.row. Row j of its
+// keys lies at k + first_k + j * k_stride.row or, in a paged cache, in row j % block_size of the block that the table
+// names for j / block_size. Strides and offsets count elements; the numbers of one head always follow one another.
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,8 @@
 // The two products for a handful of query rows, as when one token is decoded, straight from where keys and values lie.
 //
 // `multiply` reads a tile of keys once for every block of rows; with one block, packing the tile would cost more than
-// multiplying it. Here each key and value is read once, and memory sets the pace: while the keys of a tile are used, its
-// values are fetched, and while these are used, the next tile's keys.
+// multiplying it. Here each key and value is read once, and memory sets the pace: while the keys of a tile are used,
+// its values are fetched (`ahead`), and while these are used, the next tile's keys.
 #pragma once
 
 #include "key_tile.h"

@@ -75,13 +75,12 @@ inline void multiply_block(const typename Operand::Element* a, int64_t a_stride,
         for (int v = 0; v < VECTORS; ++v) store(c + r * c_stride + v * LANES, sums[r][v]);
 }
 
-// The same for any number of vectors of columns.
-template <class Operand>
+// The same for any number of vectors of columns: as many as fit into registers at a time, then half as many, then one.
+template <class Operand, int VECTORS = MOST_VECTORS>
 inline void multiply(const typename Operand::Element* a, int64_t a_stride, const typename Operand::Element* b,
                      int64_t b_stride, int64_t inner, int64_t vectors, float* c, int64_t c_stride, const float* keep) {
-    int64_t v = 0;
-    for (; v + MOST_VECTORS <= vectors; v += MOST_VECTORS)
-        multiply_block<Operand, MOST_VECTORS>(a, a_stride, b + v * LANES, b_stride, inner, c + v * LANES, c_stride, keep);
-    for (; v < vectors; ++v)
-        multiply_block<Operand, 1>(a, a_stride, b + v * LANES, b_stride, inner, c + v * LANES, c_stride, keep);
+    for (; vectors >= VECTORS; vectors -= VECTORS, b += VECTORS * LANES, c += VECTORS * LANES)
+        multiply_block<Operand, VECTORS>(a, a_stride, b, b_stride, inner, c, c_stride, keep);
+    if constexpr (VECTORS > 1)
+        multiply<Operand, VECTORS / 2>(a, a_stride, b, b_stride, inner, vectors, c, c_stride, keep);
 }

@@ -1,7 +1,7 @@
 // Copies of one tile of queries, keys or values in the order in which `multiply` reads them.
 //
-// A tile of keys is read once for every block of rows, so reordering it once pays. Keys become [head_dim, keys], so that
-// a vector holds one coordinate of LANES keys; values stay [keys, head_dim]. Missing keys and coordinates are 0.
+// A tile of keys is read once for every block of rows, so reordering it once pays. Keys become [head_dim, keys], so
+// that a vector holds one coordinate of LANES keys; values stay [keys, head_dim]. Missing keys and coordinates are 0.
 #pragma once
 
 #include "call.h"

@@ -1,4 +1,4 @@
-// From scores to probabilities for one block of ROWS rows and one tile of keys, with the online softmax carried along.
+// From scores to probabilities, for a block of rows and one tile of keys, with the online softmax carried along.
 //
 // Scores are kept in base 2: exp(s) = 2^(s * log2 e), which saves a multiplication for each score, as s has to be
 // multiplied by the scale anyway.
@@ -12,10 +12,10 @@ constexpr int SCORE_VECTORS = TILE_KEYS / LANES;
 
 // What the online softmax remembers of a row: see vllm_teach.attention.online_softmax.
 struct RowState {
-    Floats sum;         // the sum of 2^(score - largest), lane by lane: the lanes are added up at the end, once
-    float largest;      // the largest score so far; -inf before the first
-    int32_t position;   // the query's position among the keys
-    float slope;        // ALiBi's, times log2 e
+    Floats sum;        // of 2^(score - largest), lane by lane: the lanes are added up at the end, once
+    float largest;     // the largest score so far; -inf before the first
+    int32_t position;  // the query's position among the keys
+    float slope;       // ALiBi's, times log2 e
 };
 
 // Which keys of the tile a row may see: those in [first, last], and of them those whose byte is not 0.
@@ -26,9 +26,9 @@ struct RowMask {
 
 // What stands between q k^T and the softmax, beyond the scale; see vllm_teach.attention.scores.
 struct ScoreRule {
-    float scale;       // times log2 e
-    float softcap;     // times log2 e; 0: none
-    float cap_scale;   // scale / softcap, what tanh's argument is multiplied by
+    float scale;      // times log2 e
+    float softcap;    // times log2 e; 0: none
+    float cap_scale;  // scale / softcap, which makes tanh's argument
     bool alibi;
 };
 
@@ -60,17 +60,22 @@ inline void store_probabilities(uint32_t* to, const Floats* p) {
 #endif
 
 // scores[COUNT, TILE_KEYS] * scale -> probabilities relative to each row's largest score so far, which may rise. `keep`
-// gets the factors by which what was summed before must be multiplied. Two loops, so that the rows' long chains of
-// dependent instructions, a maximum over lanes and then an exponential, run side by side.
+// gets the factors by which what was summed before must be multiplied. `scores` are scaled in place, so that each has
+// one value: recomputed with a fused multiply-add, the largest one could exceed itself. Two loops, so that the rows'
+// long chains of dependent instructions, a maximum over lanes and then an exponential, run side by side.
 template <class Operand, int COUNT>
-inline void update_block(const float* scores, float scale, RowState* rows, typename Operand::Element* probabilities,
+inline void update_block(float* scores, float scale, RowState* rows, typename Operand::Element* probabilities,
                          float* keep) {
     Floats shift[COUNT];
     for (int r = 0; r < COUNT; ++r) {
         Floats top = spread(-INFINITE);
 #pragma GCC unroll 16
-        for (int i = 0; i < SCORE_VECTORS; ++i)
-            top = larger(top, load<Floats>(scores + r * TILE_KEYS + i * LANES) * scale);
+        for (int i = 0; i < SCORE_VECTORS; ++i) {
+            float* const from = scores + r * TILE_KEYS + i * LANES;
+            const Floats s = load<Floats>(from) * scale;
+            store(from, s);
+            top = larger(top, s);
+        }
         const Floats before = spread(rows[r].largest), now = largest_lane(larger(before, top));
         shift[r] = now == -INFINITE ? Floats{} : now;  // with no key seen, -inf - -inf would be NaN
         rows[r].largest = now[0];
@@ -80,7 +85,7 @@ inline void update_block(const float* scores, float scale, RowState* rows, typen
         Floats p[SCORE_VECTORS], sum{};
 #pragma GCC unroll 16
         for (int i = 0; i < SCORE_VECTORS; ++i) {
-            p[i] = exp2_nonpositive(load<Floats>(scores + r * TILE_KEYS + i * LANES) * scale - shift[r]);
+            p[i] = exp2_nonpositive(load<Floats>(scores + r * TILE_KEYS + i * LANES) - shift[r]);
             sum += p[i];
         }
         store_probabilities(probabilities + r * (TILE_KEYS / Operand::VALUES), p);

@@ -257,7 +257,7 @@ def _timed(
 
     def prepare(problem: Problem) -> Callable[[tuning.Tile], object]:
         out, lse = flash_forward(problem)
-        inputs = _inputs(problem, out, lse, torch.randn_like(out))
+        inputs = _inputs(problem, out, lse, out)  # any upstream gradient takes the same time
         return lambda tile: compute(problem, inputs, tile)
 
     return prepare

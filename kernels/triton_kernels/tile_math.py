@@ -33,7 +33,7 @@ def load_tile(
     DIM: tl.constexpr,
     SOME_ROWS: tl.constexpr,
 ) -> tl.tensor:
-    """Return `[rows, DIM]` from `base`, with 0 in the columns from HEAD_DIM on and, with SOME_ROWS, below row `end`."""
+    """Return `[rows, DIM]` from `base`: 0 from column HEAD_DIM on and, with SOME_ROWS, from row `end` on."""
     dims = tl.arange(0, DIM)
     offsets = rows.to(tl.int64)[:, None] * row_stride + dims[None, :]  # may pass 2**31 elements
     if SOME_ROWS:
@@ -53,7 +53,7 @@ def store_tile(
     HEAD_DIM: tl.constexpr,
     DIM: tl.constexpr,
 ) -> None:
-    """Write `value` `[rows, DIM]`, rounded to the dtype behind `base`, without what lies beyond `end` and HEAD_DIM."""
+    """Write `value` `[rows, DIM]` in the dtype behind `base`, up to row `end` and column HEAD_DIM."""
     dims = tl.arange(0, DIM)
     offsets = rows.to(tl.int64)[:, None] * row_stride + dims[None, :]
     there = (rows < end)[:, None] & (dims < HEAD_DIM)[None, :]

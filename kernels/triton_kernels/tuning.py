@@ -149,8 +149,9 @@ def choose(kernel: str, problem: "Problem", prepare: Callable[["Problem"], Calla
 
 def _workload(like: "Problem") -> "Problem":
     """A problem of `like`'s dtype and head_dim that fills any GPU: 2 sequences of 4,096 tokens, 16 heads."""
-    shape = (2 * 4096, 16, like.head_dim)
-    q, k, v = (torch.randn(shape, dtype=like.q.dtype, device=like.q.device) for _ in range(3))
+    shape, device = (2 * 4096, 16, like.head_dim), like.q.device
+    generator = torch.Generator(device).manual_seed(0)  # its own: the caller's random numbers stay what they were
+    q, k, v = (torch.randn(shape, dtype=like.q.dtype, device=device, generator=generator) for _ in range(3))
     options = replace(
         like.options, scale=None, left=-1, right=0 if like.banded else -1, softcap=0.0, slopes=None, dropout_p=0.0
     )

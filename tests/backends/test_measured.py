@@ -12,11 +12,12 @@ import torch
 
 from vllm_teach import backends
 from vllm_teach.attention.patterns import Causal, GlobalTokens, LocalWindow
-from vllm_teach.backends import audit, machine, measured, tuning
+from vllm_teach.backends import audit, measured, tuning, tuning_file
 from vllm_teach.backends.hardware import Hardware
-from vllm_teach.backends.measured import Measurements, Series, interpolate, kind_of, length_of, load_measurements
+from vllm_teach.backends.measured import Measurements, Series, interpolate, kind_of, length_of
 from vllm_teach.backends.selection import select_backend
 from vllm_teach.backends.spec import AttentionSpec
+from vllm_teach.backends.tuning_file import load_measurements
 from vllm_teach.errors import CacheError, InvalidArgumentError
 
 SPEC = AttentionSpec(1, 200, 200, 8, 8, 64, torch.float32, "cpu", Causal())
@@ -76,10 +77,10 @@ def test_the_sweep_goes_over_the_grid_and_is_read_again(foreseen, tmp_path: Path
     found = tuning.tune(progress=False, device="cpu", names=NAMES, grid=GRID)
     assert {(q, kv) for _, q, kv in foreseen} == {(64, 64), (256, 256), (1024, 1024), (1, 64), (1, 256)}
     (path,) = (tmp_path / "tuning").iterdir()
-    assert path == machine.tuning_file("cpu")
+    assert path == tuning_file.tuning_file("cpu")
     again = load_measurements("cpu")
     assert again.seconds == found.seconds
-    assert again.machine == machine.describe_machine("cpu") == found.machine
+    assert again.machine == tuning_file.describe_machine("cpu") == found.machine
     assert again is load_measurements("cpu")  # not read a second time
     assert select_backend(SPEC, "measured", usable=NAMES, hardware=HARDWARE).choice == "sdpa"
     table = str(found)
@@ -205,7 +206,7 @@ def test_nothing_measured_says_what_to_run() -> None:
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"machine": {}, "series": [{}]}', '{"machine": {}, "series": [3]}'])
 def test_a_broken_file_is_named(text: str) -> None:
-    path = machine.tuning_file("cpu")
+    path = tuning_file.tuning_file("cpu")
     path.parent.mkdir(parents=True)
     path.write_text(text)
     with pytest.raises(CacheError, match=r"cpu-\w+\.json is no record of vllm-teach tune"):
@@ -221,9 +222,9 @@ def test_a_folder_that_cannot_be_written_is_named(foreseen, tmp_path: Path) -> N
 
 
 def test_another_number_of_threads_has_a_file_of_its_own() -> None:
-    one = machine.tuning_file("cpu")
+    one = tuning_file.tuning_file("cpu")
     torch.set_num_threads(2)  # the fixture of this folder sets it back
-    assert machine.tuning_file("cpu") != one
+    assert tuning_file.tuning_file("cpu") != one
 
 
 def test_a_name_that_cannot_be_timed_is_refused() -> None:
@@ -234,6 +235,6 @@ def test_a_name_that_cannot_be_timed_is_refused() -> None:
 
 def test_the_file_is_plain_json(foreseen) -> None:
     tuning.tune(progress=False, device="cpu", names=NAMES, grid=GRID)
-    data = json.loads(machine.tuning_file("cpu").read_text())
+    data = json.loads(tuning_file.tuning_file("cpu").read_text())
     assert set(data) == {"machine", "series"}
     assert math.isclose(data["series"][0]["seconds"]["naive"]["64"], cost("naive", 64, 64))

@@ -5,9 +5,9 @@ import os
 import re
 import subprocess
 import sys
-from collections import namedtuple
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -102,8 +102,8 @@ def test_an_old_gpu_is_named(monkeypatch):
 )
 def test_an_interpreter_that_cannot_loop_is_named(triton, numpy, works, monkeypatch):
     monkeypatch.setattr(triton_backend, "find_spec", lambda name: "there")
-    versions = namedtuple("Metadata", "version")({"triton": triton, "numpy": numpy}.__getitem__)
-    monkeypatch.setattr(triton_backend, "metadata", versions)
+    for name, version in (("triton", triton), ("numpy", numpy)):
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(__version__=version))
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     reason = triton_backend.unavailable()
     assert (reason is None) == works

@@ -145,6 +145,12 @@ def test_a_cache_that_cannot_be_written(source: Path, tmp_path: Path, monkeypatc
     expect_failure("could not be built .*file")
 
 
+def test_a_bare_machine(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VLLM_TEACH_HOME")
+    monkeypatch.setitem(sys.modules, "platformdirs", None)
+    expect_failure("pip install platformdirs or set VLLM_TEACH_HOME")
+
+
 def test_a_broken_library_is_reported(tmp_path: Path) -> None:
     library = cpu_build.library_path(cpu_extension.isa())
     library.parent.mkdir(parents=True)

@@ -72,7 +72,7 @@ def get(name: str) -> "Backend":
 
     Raises InvalidArgumentError when there is none of that name.
     """
-    if name not in _MODULES:
+    if not isinstance(name, str) or name not in _MODULES:
         raise InvalidArgumentError(f"There is no attention backend {name!r}; choose one of {', '.join(_MODULES)}.")
     return cast("Backend", import_module(_MODULES[name]))
 

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 import torch
 
 from vllm_teach import backends
+from vllm_teach.attention.shapes import check_count
 from vllm_teach.backends.measured import Measurements, Series
-from vllm_teach.backends.selection import select_backend
+from vllm_teach.backends.selection import check_names, select_backend
 from vllm_teach.backends.tuning import make_call, time_together, tunable
+from vllm_teach.backends.tuning_file import describe_machine
 
 # Between the lengths of the sweep, and beyond its widths.
 POINTS = (
@@ -46,13 +48,16 @@ def audit(
     """Return a verdict for each of `points`; all backends run in every round, and ratios are medians over rounds.
 
     `names` are the backends to choose among, by default those that `tune` times.
-    Raises what `select_backend` raises.
+    Raises what `select_backend` raises, and InvalidArgumentError for `rounds` below 1 or a device that is not there.
     """
+    check_count("rounds", rounds, 1)
+    describe_machine(device)  # refuses a device where nothing can be timed
+    among = tunable(device) if names is None else check_names("names", names)
     verdicts = []
     for series, length in points:
         call = make_call(series, length, device)
         spec = call.spec()
-        able = [name for name in names or tunable(device) if backends.get(name).supports(spec) is None]
+        able = [name for name in among if backends.get(name).supports(spec) is None]
         choice = select_backend(spec, policy, usable=able, measurements=measurements).choice
         with torch.no_grad():
             taken = time_together({name: call.of(backends.get(name)) for name in able}, device, rounds)

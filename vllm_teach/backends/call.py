@@ -14,8 +14,8 @@ from vllm_teach.backends.spec import AttentionSpec
 from vllm_teach.errors import InvalidArgumentError
 
 
-class Call(NamedTuple):
-    """A checked call: its sizes and what changes the formula."""
+class CheckedCall(NamedTuple):
+    """A call that the backend serves: its sizes and what changes the formula."""
 
     shape: AttentionShape
     variant: Variant
@@ -28,7 +28,7 @@ def check_call(
     v: torch.Tensor,
     layout: Layout | None,
     **arguments: Unpack[VariantArguments],
-) -> Call:
+) -> CheckedCall:
     """Return the call that a backend with this `supports` may serve.
 
     Raises InvalidArgumentError for arguments that do not fit together, and with the reason of `supports` otherwise.
@@ -36,4 +36,4 @@ def check_call(
     spec, variant = AttentionSpec.with_variant(q, k, v, layout=layout, **arguments)
     if (reason := supports(spec)) is not None:
         raise InvalidArgumentError(reason)
-    return Call(spec, variant)
+    return CheckedCall(spec, variant)

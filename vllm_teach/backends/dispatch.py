@@ -40,16 +40,19 @@ def attend(
         return _run(backend, q, k, v, layout, **arguments)
     spec = AttentionSpec.of(q, k, v, layout=layout, **arguments)
     choice = select_backend(spec, policy, threshold).choice
-    try:
-        return _run(choice, q, k, v, layout, **arguments)
-    except MissingDependencyError as error:
-        # A library may turn out not to build or load only when it is first used; its backend says so from then on.
-        detect_hardware.cache_clear()
-        second = select_backend(spec, policy, threshold).choice
-        if second == choice:
-            raise
-        warnings.warn(f"The backend {choice} failed, {second} serves instead. {error}", RuntimeWarning, stacklevel=2)
-        return _run(second, q, k, v, layout, **arguments)
+    while True:
+        try:
+            return _run(choice, q, k, v, layout, **arguments)
+        except MissingDependencyError as error:
+            # A library may turn out not to build or load only when it is first used; its backend says so from then on,
+            # so that each turn of this loop has one candidate less.
+            detect_hardware.cache_clear()
+            second = select_backend(spec, policy, threshold).choice
+            if second == choice:
+                raise
+            message = f"The backend {choice} failed, {second} serves instead. {error}"
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
+            choice = second
 
 
 def _run(

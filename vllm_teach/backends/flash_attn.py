@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from types import ModuleType
 from typing import Any, Unpack
 
@@ -11,9 +10,9 @@ import torch
 from vllm_teach.attention.layout import Layout, Varlen
 from vllm_teach.attention.shapes import AttentionShape
 from vllm_teach.attention.variant import Variant, VariantArguments
-from vllm_teach.backends.bands import band_of, blind_rows
-from vllm_teach.backends.blind_rows import attend_seeing_rows, nothing_seen
+from vllm_teach.backends.bands import attend_seeing_rows, band_of, blind_rows, nothing_seen
 from vllm_teach.backends.call import check_call
+from vllm_teach.backends.library import import_library
 from vllm_teach.backends.spec import AttentionSpec
 from vllm_teach.errors import MissingDependencyError
 
@@ -97,16 +96,9 @@ def _options(shape: AttentionShape, variant: Variant) -> dict[str, Any]:
 
 
 def _library() -> ModuleType:
-    try:
-        return importlib.import_module("flash_attn")
-    except ModuleNotFoundError as error:
-        if error.name != "flash_attn":
-            raise MissingDependencyError(f"flash-attn is installed, but lacks {error.name}; install it.") from error
-        raise MissingDependencyError(
-            "The package flash-attn is not installed; on a machine with a CUDA toolchain, "
-            "pip install 'vllm-teach[flash]' builds it."
-        ) from error
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"flash-attn is installed but does not load ({error}); build it again for this PyTorch."
-        ) from error
+    return import_library(
+        "flash_attn",
+        package="flash-attn",
+        install="on a machine with a CUDA toolchain, pip install 'vllm-teach[flash]' builds it",
+        repair="build it again for this PyTorch",
+    )

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, Unpack
 
@@ -18,9 +19,10 @@ from vllm_teach.attention.layout import Layout
 from vllm_teach.attention.sequencewise import attend_sequences
 from vllm_teach.attention.shapes import AttentionShape
 from vllm_teach.attention.variant import Variant, VariantArguments
-from vllm_teach.backends.blind_rows import nothing_seen
+from vllm_teach.backends.bands import nothing_seen
 from vllm_teach.backends.call import check_call
 from vllm_teach.backends.spec import AttentionSpec
+from vllm_teach.errors import MissingDependencyError
 
 name = "flex"
 
@@ -28,9 +30,14 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 # Dynamo's default is 8 sizes; beyond its limit it would silently run the unfused version, if `fullgraph` let it.
 _MOST_KERNELS = 256
 
+# What the compiler said when it failed in this process: it is not asked again.
+_broken: list[str] = []
+
 
 def unavailable() -> str | None:
-    """Return why this machine cannot compile FlexAttention: no C++ compiler, or a CPU without AVX2."""
+    """Return why this machine cannot compile FlexAttention: no C++ compiler, or a failed one, or a CPU without AVX2."""
+    if _broken:
+        return _broken[0]
     if shutil.which(compiler := os.environ.get("CXX") or "g++") is None:
         return f"torch.compile finds no C++ compiler ({compiler} is not on the PATH), and unfused it holds all scores."
     if not torch.cuda.is_available() and not _has_avx2():
@@ -77,7 +84,7 @@ def _attend_checked(
 
     if q.numel() == 0 or shape.kv_len == 0:
         return nothing_seen(q, k, v)
-    with torch._dynamo.config.patch(recompile_limit=_MOST_KERNELS):
+    with _compiler_errors(), torch._dynamo.config.patch(recompile_limit=_MOST_KERNELS):
         out = _compiled()(
             *(_padded(tensor) for tensor in (q, k, v)),
             score_mod=_score_rule(shape, variant, q.device),
@@ -86,6 +93,21 @@ def _attend_checked(
             enable_gqa=shape.group > 1,
         )  # [batch, q_heads, room(q_len), head_dim]
     return out[:, :, : shape.q_len].transpose(1, 2)
+
+
+@contextmanager
+def _compiler_errors() -> Iterator[None]:
+    """Turn a failure of the compiler into MissingDependencyError, and remember it: the backend is unavailable then."""
+    try:
+        yield
+    except RuntimeError as error:
+        from torch._dynamo.exc import BackendCompilerFailed
+
+        if not isinstance(error, BackendCompilerFailed):
+            raise
+        first_line = str(error).partition("\n")[0]
+        _broken[:] = [f"torch.compile could not compile FlexAttention here ({first_line.rstrip('.')})."]
+        raise MissingDependencyError(_broken[0]) from error
 
 
 @cache

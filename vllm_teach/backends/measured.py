@@ -8,33 +8,40 @@ costs what it costs to start.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
 
 import torch
 
+from vllm_teach.attention.shapes import check_count
 from vllm_teach.backends.bands import band_of
-from vllm_teach.backends.machine import describe_machine, tuning_file
 from vllm_teach.backends.preference import HAVE_LAYOUTS
 from vllm_teach.backends.spec import AttentionSpec
-from vllm_teach.errors import CacheError, InvalidArgumentError
+from vllm_teach.errors import InvalidArgumentError
 
 # A pattern that shows less than this share of the pairs is timed like a local window, any other like a causal mask.
 SPARSE = 0.3
 KINDS = ("causal", "full", "local", "decode", "paged")
+DTYPES = ("float32", "bfloat16")  # each stands for the other dtype of its kind, too
 
 
 @dataclass(frozen=True)
 class Series:
-    """What stays the same while the length changes; `width` is batch * q_heads."""
+    """What stays the same while the length changes; `width` is batch * q_heads.
+
+    Raises InvalidArgumentError unless `kind` is one of KINDS, `dtype` one of DTYPES and `width` at least 1.
+    """
 
     kind: str
     dtype: str
     width: int
+
+    def __post_init__(self) -> None:
+        for name, value, known in (("kind", self.kind, KINDS), ("dtype", self.dtype, DTYPES)):
+            if value not in known:
+                raise InvalidArgumentError(f"{name} is {value!r}; choose one of {', '.join(known)}.")
+        check_count("width", self.width, 1)
 
     def __str__(self) -> str:
         return f"{self.kind}, {self.dtype}, {self.width} heads in all"
@@ -61,9 +68,7 @@ class Measurements:
         choice = min(estimates, key=estimates.__getitem__)
         series = self._nearest(spec)
         others = {
-            name: f"It takes {estimates[name] / estimates[choice]:.1f} times as long."
-            if name in estimates
-            else "It was not timed."
+            name: _times_as_long(estimates[name], estimates[choice]) if name in estimates else "It was not timed."
             for name in candidates
             if name != choice
         }
@@ -98,15 +103,20 @@ class Measurements:
 
     @classmethod
     def from_json(cls, data: dict) -> Measurements:
-        """Read what `to_json` wrote; KeyError, TypeError or ValueError for anything else."""
+        """Read what `to_json` wrote; KeyError, TypeError, AttributeError or ValueError for anything else."""
         seconds = {}
         for row in data["series"]:
             by_backend = {
                 str(name): {int(length): float(value) for length, value in points.items()}
                 for name, points in row["seconds"].items()
             }
-            seconds[Series(str(row["kind"]), str(row["dtype"]), int(row["width"]))] = by_backend
-        return cls(dict(data["machine"]), seconds)
+            series = Series(str(row["kind"]), str(row["dtype"]), int(row["width"]))
+            timed = [point for points in by_backend.values() for point in points.items()]
+            # Their logarithms are taken.
+            if not all(length >= 1 and 0 < value < math.inf for length, value in timed):
+                raise ValueError(f"The series {series} has a length or a time that nothing has.")
+            seconds[series] = by_backend
+        return cls({str(name): str(value) for name, value in data["machine"].items()}, seconds)
 
     def __str__(self) -> str:
         lines = [", ".join(self.machine.values()), ""]
@@ -117,6 +127,11 @@ class Measurements:
                 shown = ", ".join(f"{name} {seconds * 1e3:.3g} ms" for seconds, name in timed)
                 lines.append(f"  n = {length:>6,}  {shown}")
         return "\n".join(lines)
+
+
+def _times_as_long(seconds: float, fastest: float) -> str:
+    """Say how much slower; a call without sequences takes no time on any backend."""
+    return f"It takes {seconds / fastest:.1f} times as long." if fastest else "It takes no time either."
 
 
 def kind_of(spec: AttentionSpec) -> str:
@@ -146,28 +161,3 @@ def interpolate(points: dict[int, float], length: float) -> float:
     if length < low:
         return points[low]
     return points[low] * (max(length, 1.0) / low) ** slope
-
-
-def load_measurements(device: str) -> Measurements:
-    """Return what was measured on this machine, for `device` ("cpu" or "cuda") and the present number of threads.
-
-    Raises InvalidArgumentError when nothing was, and CacheError when the file cannot be read.
-    """
-    path = tuning_file(device)
-    try:
-        return _read(path, path.stat().st_mtime_ns)
-    except FileNotFoundError:
-        machine = ", ".join(describe_machine(device).values())
-        raise InvalidArgumentError(
-            f"policy is 'measured', and nothing was measured on this machine ({machine}); run vllm-teach tune first."
-        ) from None
-    except OSError as error:
-        raise CacheError(f"{path} cannot be read ({error}); set VLLM_TEACH_HOME to a folder that can.") from error
-
-
-@lru_cache(maxsize=8)
-def _read(path: Path, modified: int) -> Measurements:
-    try:
-        return Measurements.from_json(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CacheError(f"{path} is no record of vllm-teach tune; remove it and run vllm-teach tune.") from error

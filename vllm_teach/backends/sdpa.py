@@ -17,8 +17,7 @@ from vllm_teach.attention.scores import distances
 from vllm_teach.attention.sequencewise import attend_sequences
 from vllm_teach.attention.shapes import AttentionShape
 from vllm_teach.attention.variant import Variant, VariantArguments
-from vllm_teach.backends.bands import CAUSAL, Band, band_of, blind_rows
-from vllm_teach.backends.blind_rows import attend_seeing_rows, nothing_seen
+from vllm_teach.backends.bands import CAUSAL, Band, attend_seeing_rows, band_of, blind_rows, nothing_seen
 from vllm_teach.backends.call import check_call
 from vllm_teach.backends.spec import AttentionSpec
 

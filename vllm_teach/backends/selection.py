@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -15,8 +15,8 @@ from vllm_teach.backends.spec import AttentionSpec
 from vllm_teach.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
+    from vllm_teach.backends.explanation import Explanation
     from vllm_teach.backends.measured import Measurements
-    from vllm_teach.backends.report import Explanation
 
 POLICIES = ("threshold", "measured")
 DEFAULT_THRESHOLD = 1024
@@ -35,7 +35,7 @@ class Selection:
 
     def explain(self) -> Explanation:
         """Return the account as a table, which prints as text and shows as HTML in a notebook."""
-        from vllm_teach.backends.report import Explanation
+        from vllm_teach.backends.explanation import Explanation
 
         return Explanation(self)
 
@@ -44,7 +44,7 @@ def select_backend(
     spec: AttentionSpec,
     policy: str = "threshold",
     threshold: int = DEFAULT_THRESHOLD,
-    usable: Collection[str] | None = None,
+    usable: Iterable[str] | None = None,
     hardware: Hardware | None = None,
     measurements: Measurements | None = None,
 ) -> Selection:
@@ -55,22 +55,42 @@ def select_backend(
     backends to choose from, all by default. `hardware` is this machine by default, `measurements` what was recorded on
     it.
 
-    Raises InvalidArgumentError for an unknown policy or backend, when none of `usable` can serve the call, and when
-    "measured" finds no measurements of this machine.
+    Raises InvalidArgumentError for an argument of the wrong type, an unknown policy or backend, when none of `usable`
+    can serve the call, and when "measured" finds no measurements of this machine; CacheError when their file is broken.
     """
+    _check_type("spec", spec, AttentionSpec)
     if policy not in POLICIES:
         raise InvalidArgumentError(f"policy is {policy!r}; choose one of {', '.join(POLICIES)}.")
     threshold = check_count("threshold", threshold, 1)
-    among = None if usable is None else tuple(backends.get(name).name for name in usable)
+    among = None if usable is None else tuple(check_names("usable", usable))
     if policy == "threshold":
         measurements = None
     elif measurements is None:
-        from vllm_teach.backends.measured import load_measurements
+        from vllm_teach.backends.tuning_file import load_measurements
 
         measurements = load_measurements(spec.device)
+    else:
+        from vllm_teach.backends.measured import Measurements
+
+        _check_type("measurements", measurements, Measurements)
     if hardware is None:
         hardware = detect_hardware()
+    _check_type("hardware", hardware, Hardware)
     return _select(spec, policy, threshold, among, hardware, measurements)
+
+
+def check_names(argument: str, names: Iterable[str]) -> list[str]:
+    """Return `names` as a list; raise InvalidArgumentError unless they, the argument, are names of backends."""
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise InvalidArgumentError(
+            f"{argument} is {names!r}; give a list of backends, out of {', '.join(backends.names())}."
+        )
+    return [backends.get(name).name for name in names]
+
+
+def _check_type(argument: str, value: object, wanted: type) -> None:
+    if not isinstance(value, wanted):
+        raise InvalidArgumentError(f"{argument} is of type {type(value).__name__}; give a {wanted.__name__}.")
 
 
 # A model asks for the same few specs in every layer and step.
@@ -83,7 +103,7 @@ def _select(
     hardware: Hardware,
     measurements: Measurements | None,
 ) -> Selection:
-    refused = _refusals(spec, among, hardware)
+    refused = refusals(spec, hardware, among)
     preference = prefer(spec, threshold, hardware)
     candidates = [name for name in preference.order if name not in refused]
     if not candidates:
@@ -102,8 +122,8 @@ def _select(
     return Selection(choice, reason, others, spec, policy, hardware.describe(spec.device))
 
 
-def _refusals(spec: AttentionSpec, among: tuple[str, ...] | None, hardware: Hardware) -> dict[str, str]:
-    """Return why each backend that cannot serve the call cannot: left out, not on this machine, not such a call."""
+def refusals(spec: AttentionSpec, hardware: Hardware, among: Collection[str] | None = None) -> dict[str, str]:
+    """Return why each backend that cannot serve such a call there cannot: left out of `among`, machine, or call."""
     refused = {}
     for name in backends.names():
         if among is not None and name not in among:

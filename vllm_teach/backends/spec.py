@@ -11,6 +11,7 @@ from vllm_teach.attention.layout import Layout, Paged, check_layout
 from vllm_teach.attention.patterns.base import Pattern
 from vllm_teach.attention.shapes import AttentionShape, check_qkv
 from vllm_teach.attention.variant import Variant, VariantArguments
+from vllm_teach.errors import InvalidArgumentError
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,10 @@ class AttentionSpec(AttentionShape):
         layout: Layout | None = None,
         **arguments: Unpack[VariantArguments],
     ) -> AttentionSpec:
-        """Return the spec of a call. Raises InvalidArgumentError when its arguments do not fit together."""
+        """Return the spec of a call.
+
+        Raises InvalidArgumentError when its arguments do not fit together, or when its pattern has no hash.
+        """
         return cls.with_variant(q, k, v, layout=layout, **arguments)[0]
 
     @classmethod
@@ -58,6 +62,7 @@ class AttentionSpec(AttentionShape):
         """Return the spec of a call and its checked variant, from one look at the arguments. Raises as `of`."""
         shape = check_qkv(q, k, v) if layout is None else check_layout(q, k, v, layout).shape
         variant = Variant.of(shape, q.device, **arguments)
+        _check_hash(variant.pattern)
         kind: Literal["dense", "varlen", "paged"] = "dense"
         if layout is not None:
             kind = "paged" if isinstance(layout, Paged) else "varlen"
@@ -74,6 +79,16 @@ class AttentionSpec(AttentionShape):
             requires_grad=torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad),
         )
         return spec, variant
+
+
+def _check_hash(pattern: Pattern | None) -> None:
+    """Choices and masks are kept by their spec and pattern, so that a model's layers share them."""
+    try:
+        hash(pattern)
+    except TypeError as error:
+        raise InvalidArgumentError(
+            f"pattern is {pattern!r}, which has no hash ({error}); make its class a dataclass(frozen=True)."
+        ) from error
 
 
 class Backend(Protocol):

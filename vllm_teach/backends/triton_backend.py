@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 from functools import lru_cache
-from importlib import metadata
 from importlib.util import find_spec
+from types import ModuleType
 from typing import TYPE_CHECKING, Unpack
 
 import torch
@@ -138,10 +138,17 @@ def _options(variant: Variant, band: Band) -> Options:
 
 def _broken_interpreter() -> str | None:
     """Return why this Triton's interpreter cannot loop: up to 3.6 it converts arrays as NumPy 2.4 does not allow."""
-    triton, numpy = (tuple(map(int, metadata.version(one).split(".")[:2])) for one in ("triton", "numpy"))
-    if triton < (3, 7) and numpy >= (2, 4):
+    import numpy
+    import triton
+
+    if _release(triton) < (3, 7) and _release(numpy) >= (2, 4):
         return "The interpreter of Triton 3.6 fails with NumPy 2.4 and newer; install triton 3.7 or numpy 2.3."
     return None
+
+
+def _release(package: ModuleType) -> tuple[int, int]:
+    major, minor = package.__version__.split(".")[:2]
+    return int(major), int(minor)
 
 
 def _interpreted() -> bool:

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+import warnings
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 
 from vllm_teach import backends
 from vllm_teach.attention.layout import Layout, Paged
+from vllm_teach.attention.shapes import check_count
 from vllm_teach.backends.hardware import detect_hardware
-from vllm_teach.backends.machine import describe_machine, tuning_file
-from vllm_teach.backends.measured import Measurements, Series
+from vllm_teach.backends.measured import DTYPES, Measurements, Series
+from vllm_teach.backends.selection import check_names
 from vllm_teach.backends.spec import AttentionSpec, Backend
-from vllm_teach.errors import CacheError, InvalidArgumentError
+from vllm_teach.backends.tuning_file import describe_machine, save_measurements, tuning_file
+from vllm_teach.errors import InvalidArgumentError, MissingDependencyError
 
 HEADS, HEAD_DIM, BLOCK_SIZE = 8, 64, 16
 # Lengths of a prefill, and how many keys a decoding step reads. A window is an eighth of the length.
 PREFILL_LENGTHS, DECODE_LENGTHS = (128, 512, 2048), (256, 1024, 4096)
-DTYPES = ("float32", "bfloat16")
 _ROUNDS = 5
 # Seconds after which a point has been timed enough, and beyond which a backend is not timed at longer lengths.
 _ENOUGH, _TOO_LONG = 0.25, 0.5
@@ -41,6 +40,15 @@ class Grid(NamedTuple):
         """Return the lengths at which a series is timed, from short to long."""
         return self.decode_lengths if series.kind in ("decode", "paged") else self.prefill_lengths
 
+    def points(self) -> list[tuple[Series, int]]:
+        """Return every (series, length). Raises InvalidArgumentError when there is none, or a length below 1."""
+        found = [
+            (series, check_count("length", length, 1)) for series in self.series for length in self.lengths(series)
+        ]
+        if not found:
+            raise InvalidArgumentError("grid has nothing to time; give it a series and a length.")
+        return found
+
 
 def default_grid() -> Grid:
     """Return the grid of `vllm-teach tune`: 16 series of three lengths."""
@@ -53,30 +61,33 @@ def default_grid() -> Grid:
 def tune(
     progress: bool = True,
     device: str | None = None,
-    names: Sequence[str] | None = None,
+    names: Iterable[str] | None = None,
     grid: Grid | None = None,
 ) -> Measurements:
     """Time the backends, write the result to this machine's file, and return it; printed, it is a table.
 
     `device` is "cuda" where there is one, else "cpu". `names` are the backends to time; by default all that run here,
     but for `flex` on a CPU, which would compile longer than everything else takes. Takes about a minute on two cores.
+    The file is written at the end and replaces an older one: an interrupted sweep leaves that as it was.
 
-    Raises InvalidArgumentError for a backend that cannot run here, and CacheError when the file cannot be written.
+    Raises InvalidArgumentError for a device, a grid or a backend that cannot be timed here, and CacheError when the
+    file cannot be written. Warns of a backend that turns out not to work when it is first called, and goes on without.
     """
     from tqdm import tqdm
 
     grid = grid or default_grid()
+    points = grid.points()
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    chosen = tunable(device) if names is None else _check_names(names, device)
-    points = [(series, length) for series in grid.series for length in grid.lengths(series)]
+    machine, file = describe_machine(device), tuning_file(device)
+    chosen = _start(tunable(device), device) if names is None else _check_runnable(names, device)
     seconds: dict[Series, dict[str, dict[int, float]]] = {series: {} for series in grid.series}
     with torch.no_grad(), tqdm(points, desc="tune", disable=not progress) as bar:
         for series, length in bar:
             bar.set_postfix_str(f"{series.kind}, n = {length}")
             for name, taken in _time_point(series, length, device, chosen, seconds[series]).items():
                 seconds[series].setdefault(name, {})[length] = taken
-    found = Measurements(describe_machine(device), seconds)
-    _write(found, tuning_file(device))
+    found = Measurements(machine, seconds)
+    save_measurements(found, file)
     return found
 
 
@@ -87,15 +98,33 @@ def tunable(device: str) -> list[str]:
     return [name for name in runnable if (name, device) != ("flex", "cpu")]
 
 
-def _check_names(names: Sequence[str], device: str) -> list[str]:
-    for name in names:
-        backends.get(name)
+def _check_runnable(names: Iterable[str], device: str) -> list[str]:
+    checked = check_names("names", names)
+    if not checked:
+        raise InvalidArgumentError("names is empty; name a backend, or leave it out.")
+    for name in checked:
         if (reason := detect_hardware().why_not(name, device)) is not None:
             raise InvalidArgumentError(f"names holds {name!r}, which cannot run here ({reason.removesuffix('.')}).")
-    return list(names)
+    return checked
 
 
-class Call(NamedTuple):
+def _start(names: Iterable[str], device: str) -> list[str]:
+    """Return those of `names` that work: some find out that they cannot be built only when they are first called."""
+    working = []
+    for name in names:
+        backend, call = backends.get(name), make_call(Series("causal", "float32", 1), 8, device)
+        try:
+            if backend.supports(call.spec()) is None:
+                call.of(backend)()
+        except MissingDependencyError as error:
+            detect_hardware.cache_clear()
+            warnings.warn(f"The backend {name} failed and is not timed. {error}", RuntimeWarning, stacklevel=3)
+        else:
+            working.append(name)
+    return working
+
+
+class TimedCall(NamedTuple):
     """A call to time: `run(*tensors, layout=layout, **arguments)`."""
 
     tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -111,8 +140,13 @@ class Call(NamedTuple):
         return lambda: backend.run(*self.tensors, layout=self.layout, **self.arguments)
 
 
-def make_call(series: Series, length: int, device: str = "cpu") -> Call:
-    """Return the call of `series` at `length`, with random tensors: `width` is batch * HEADS, one K/V head per head."""
+def make_call(series: Series, length: int, device: str = "cpu") -> TimedCall:
+    """Return the call of `series` at `length`, with random tensors: `width` is batch * HEADS, one K/V head per head.
+
+    Raises InvalidArgumentError for a width above HEADS that is no multiple of it.
+    """
+    if series.width > HEADS and series.width % HEADS:
+        raise InvalidArgumentError(f"width is {series.width}; give a multiple of the {HEADS} heads, or less.")
     dtype = getattr(torch, series.dtype)
     batch = max(1, series.width // HEADS)
     heads = min(HEADS, series.width)
@@ -126,11 +160,11 @@ def make_call(series: Series, length: int, device: str = "cpu") -> Call:
         starts = torch.arange(batch + 1, device=device, dtype=torch.int32)
         layout = Paged(starts, table, torch.full((batch,), length, dtype=torch.int32, device=device))
         cache = (draw(batch * blocks, BLOCK_SIZE), draw(batch * blocks, BLOCK_SIZE))
-        return Call((draw(batch), *cache), layout, {"causal": True})
+        return TimedCall((draw(batch), *cache), layout, {"causal": True})
     q_len = 1 if series.kind == "decode" else length
     window = (max(1, length // 8) - 1, 0) if series.kind == "local" else (-1, -1)
     tensors = (draw(batch, q_len), draw(batch, length), draw(batch, length))
-    return Call(tensors, None, {"causal": series.kind != "full", "window_size": window})
+    return TimedCall(tensors, None, {"causal": series.kind != "full", "window_size": window})
 
 
 def _time_point(
@@ -183,14 +217,3 @@ def _seconds(run: Callable[[], object], device: str) -> float:
     if device == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter() - start
-
-
-def _write(found: Measurements, path: Path) -> None:
-    """Write the file whole or not at all: a reader in another process never sees half of it."""
-    partial = path.with_name(f"{path.name}.partial-{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(found.to_json(), indent=1) + "\n", encoding="utf-8")
-        partial.replace(path)
-    except OSError as error:
-        raise CacheError(f"{path} cannot be written ({error}); set VLLM_TEACH_HOME to a folder that can.") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from types import ModuleType
 from typing import Any, Unpack
 
@@ -13,9 +12,9 @@ from vllm_teach.attention.patterns.band import EVERYTHING
 from vllm_teach.attention.patterns.base import Pattern
 from vllm_teach.attention.shapes import AttentionShape
 from vllm_teach.attention.variant import VariantArguments
-from vllm_teach.backends.bands import CAUSAL, Band, band_of, blind_rows
-from vllm_teach.backends.blind_rows import attend_seeing_rows, nothing_seen
+from vllm_teach.backends.bands import CAUSAL, Band, attend_seeing_rows, band_of, blind_rows, nothing_seen
 from vllm_teach.backends.call import check_call
+from vllm_teach.backends.library import import_library
 from vllm_teach.backends.spec import AttentionSpec
 from vllm_teach.errors import MissingDependencyError
 
@@ -155,17 +154,9 @@ def _share_heads(k: torch.Tensor, shape: AttentionShape) -> torch.Tensor:
 
 
 def _library() -> ModuleType:
-    try:
-        importlib.import_module("xformers")
-        return importlib.import_module("xformers.ops")
-    except ModuleNotFoundError as error:
-        if error.name != "xformers":
-            raise MissingDependencyError(f"xFormers is installed, but lacks {error.name}; install it.") from error
-        raise MissingDependencyError(
-            "The package xformers is not installed; on a Linux machine with a CUDA GPU, "
-            "pip install 'vllm-teach[gpu]' installs it."
-        ) from error
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"xFormers is installed but does not load ({error}); install the version built for this PyTorch."
-        ) from error
+    return import_library(
+        "xformers.ops",
+        package="xformers",
+        install="on a Linux machine with a CUDA GPU, pip install 'vllm-teach[gpu]' installs it",
+        repair="install the version built for this PyTorch",
+    )

@@ -21,7 +21,6 @@ from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
-import platformdirs
 import torch
 from filelock import FileLock
 
@@ -52,8 +51,11 @@ def why_not(isa: str) -> str | None:
     """
     if isa in _failures:
         return _failures[isa]
-    if library_path(isa).exists():
-        return None
+    try:
+        if library_path(isa).exists():
+            return None
+    except ModuleNotFoundError as error:  # a bare machine, with little more than PyTorch
+        return f"The CPU kernel has to be kept somewhere: pip install {error.name} or set VLLM_TEACH_HOME ({_OTHERS})."
     if sys.platform == "win32":
         return (
             f"The CPU kernel is written for GCC and Clang, and PyTorch builds with another one on Windows ({_OTHERS})."
@@ -69,16 +71,16 @@ def build(isa: str) -> Path:
 
     Raises MissingDependencyError when it cannot be built. While it builds, PATH ends with this Python's own programs.
     """
-    reason = why_not(isa)
+    if (reason := why_not(isa)) is not None:
+        raise MissingDependencyError(reason)
     library = library_path(isa)
-    if reason is None and not library.exists():
+    if not library.exists():
         try:
             _build(isa, library)
         # cpp_extension reports a failing compiler as a RuntimeError.
         except (OSError, RuntimeError, ImportError) as error:
             reason = fail(isa, f"The CPU kernel could not be built ({_first_error(error)}); {_OTHERS}.")
-    if reason is not None:
-        raise MissingDependencyError(reason)
+            raise MissingDependencyError(reason) from error
     return library
 
 
@@ -100,9 +102,16 @@ def _key(isa: str) -> str:
 
 
 def cache_folder() -> Path:
-    """Return the folder of built kernels: below the environment variable VLLM_TEACH_HOME, else the user's cache."""
+    """Return the folder of built kernels: below the environment variable VLLM_TEACH_HOME, else the user's cache.
+
+    Raises ModuleNotFoundError where platformdirs, which knows the user's cache, is needed and not installed.
+    """
     home = os.environ.get("VLLM_TEACH_HOME")
-    return Path(os.path.expanduser(home) if home else platformdirs.user_cache_dir("vllm_teach")) / "kernels"
+    if not home:
+        import platformdirs
+
+        home = platformdirs.user_cache_dir("vllm_teach")
+    return Path(os.path.expanduser(home)) / "kernels"
 
 
 def _build(isa: str, library: Path) -> None:

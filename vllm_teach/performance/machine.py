@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from vllm_teach.backends.machine import cpu_name
+from vllm_teach.backends.hardware import cpu_name
 from vllm_teach.errors import InvalidArgumentError
 from vllm_teach.performance.timing import Timing, time_median
 

@@ -13,7 +13,7 @@ from vllm_teach.teaching.figures.loss_curves import (
     draw_loss_curves,
     draw_training_losses,
     draw_training_record,
-    running_mean,
+    running_means,
 )
 
 
@@ -25,16 +25,18 @@ def lessons_look() -> Iterator[None]:
     plt.close("all")
 
 
-def test_running_mean() -> None:
-    assert running_mean([4, 2, 6, 0], 2) == pytest.approx([4, 3, 4, 3])
-    assert running_mean([1, 2, 3], 10) == pytest.approx([1, 1.5, 2])
+def test_running_means_are_of_full_width() -> None:
+    assert running_means([4, 2, 6, 0], 2) == pytest.approx([3, 4, 3])
+    assert running_means([1, 2, 3], 3) == pytest.approx([2])
+    assert running_means([1, 2, 3], 4) == []
 
 
 def test_training_losses_alone() -> None:
     _, axes = plt.subplots()
-    curves = {"float32": LossCurve([3.0, 2.0], [], "float32"), "bfloat16": LossCurve([4.0, 3.0], [], "bfloat16")}
-    assert draw_training_losses(axes, curves, width=2) == {"float32": 2.5, "bfloat16": 3.5}
-    assert [list(line.get_ydata()) for line in axes.lines] == [[3.0, 2.5], [4.0, 3.5]]
+    curves = {"float32": LossCurve([3.0, 2.0, 1.0], [], "float32"), "low": LossCurve([4.0, 3.0, 3.0], [], "bfloat16")}
+    assert draw_training_losses(axes, curves, width=2) == {"float32": 1.5, "low": 3.0}
+    assert [list(line.get_ydata()) for line in axes.lines] == [[2.5, 1.5], [3.5, 3.0]]
+    assert list(axes.lines[0].get_xdata()) == [2, 3]
 
 
 def test_the_right_panel_shows_the_distance_to_the_first_run() -> None:

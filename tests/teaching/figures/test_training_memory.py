@@ -70,4 +70,4 @@ def test_the_lines_are_the_data() -> None:
     assert drawn["tiled: peak"] == data["tiled"].live
     legend = axes.get_legend()
     assert legend is not None
-    assert [text.get_text() for text in legend.get_texts()] == ["naive: 900 B wait", "tiled: 40 B wait"]
+    assert [text.get_text() for text in legend.get_texts()] == ["naive: 900 B", "tiled: 40 B"]

@@ -9,7 +9,7 @@ from vllm_teach.errors import InvalidArgumentError
 from vllm_teach.performance import log_log_slope
 from vllm_teach.teaching import style
 
-_MARKERS = {"naive": "o", "tiled": "s", "sdpa": "^"}
+_MARKERS = {"naive": "o", "tiled": "s", "sdpa": "^", "memory_efficient": "D"}
 
 
 @dataclass(frozen=True)

@@ -74,4 +74,4 @@ def draw_crossovers(ax: Axes, data: Crossovers, threshold: int | None = 1024) ->
     ticks = [t for t in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20) if min(values) / 1.5 <= t <= max(values) * 1.5]
     style.label_axis(ax, "y", f"time of {data.first} over {data.second}", log=10, ticks=ticks)
     ax.set_yticklabels([f"{tick:g}" for tick in ticks])
-    ax.legend(loc="upper left")
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=2)

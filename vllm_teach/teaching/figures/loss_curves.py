@@ -24,22 +24,21 @@ class LossCurve:
     dashed: bool = False
 
 
-def running_mean(losses: Sequence[float], width: int) -> list[float]:
-    """Return for each step the mean of its last `width` losses, of fewer at the start."""
+def running_means(losses: Sequence[float], width: int) -> list[float]:
+    """Return the mean of each `width` losses in a row: of those up to step `width`, up to the step after, and so on."""
     sums = np.cumsum([0.0, *losses])
-    ends = range(1, len(losses) + 1)
-    return [float(sums[end] - sums[max(0, end - width)]) / min(end, width) for end in ends]
+    return [float(sums[end] - sums[end - width]) / width for end in range(width, len(losses) + 1)]
 
 
 def draw_training_losses(ax: Axes, curves: Mapping[str, LossCurve], width: int) -> dict[str, float]:
-    """Draw the training losses, means of `width` steps, and return the last mean of each run; changes `ax`."""
+    """Draw the training losses, each point the mean of `width` steps, and return each run's last; changes `ax`."""
     last = {}
     for name, curve in curves.items():
-        means = running_mean(curve.losses, width)
-        ax.plot(range(1, len(means) + 1), means, **_look(name, curve))
+        means = running_means(curve.losses, width)
+        ax.plot(range(width, len(curve.losses) + 1), means, **_look(name, curve))
         last[name] = means[-1]
-    style.label_axis(ax, "x", "training step")
-    style.label_axis(ax, "y", "training loss", unit=f"nats a token, means of {width} steps")
+    style.label_axis(ax, "x", f"training step; a point is the mean of {width}")
+    style.label_axis(ax, "y", "training loss", unit="nats a token")
     ax.legend(loc="best")
     return last
 
@@ -108,7 +107,7 @@ def draw_training_record(record: Mapping[str, Any], vocab_size: int) -> tuple[Fi
         [every * (i + 1) for i in range(len(curve["train"]))],
         curve["train"],
         color=style.colour("bfloat16"),
-        label=f"training text (dropout on), means of {every}",
+        label="training text, with dropout",
     )
     left.plot(*zip(*curve["dev"], strict=True), "o-", color=style.colour("measured"), markersize=5, label="dev text")
     style.label_axis(left, "x", "training step")

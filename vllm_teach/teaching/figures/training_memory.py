@@ -56,7 +56,7 @@ def draw_timelines(ax: Axes, traces: Mapping[str, MemoryTrace]) -> dict[str, Tim
     style.label_axis(ax, "y", "memory alive", kind="bytes", ticks=_ticks(top))
     ax.set_xlabel("allocations and releases, in their order (not to scale in time)")
     handles = [
-        ax.plot([], [], color=style.colour(name), linewidth=5, label=f"{name}: {style.format_bytes(one.kept)} wait")[0]
+        ax.plot([], [], color=style.colour(name), linewidth=5, label=f"{name}: {style.format_bytes(one.kept)}")[0]
         for name, one in data.items()
     ]
     ax.legend(handles=handles, loc="upper left", title="kept for the backward pass", alignment="left")
