@@ -1,7 +1,5 @@
-"""The policy "measured": the sweep, its file, and choices between the measured sizes, by a clock known beforehand."""
+"""The policy "measured": the sweep, and choices between the measured sizes, by a clock known beforehand."""
 
-import json
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +16,7 @@ from vllm_teach.backends.measured import Measurements, Series, interpolate, kind
 from vllm_teach.backends.selection import select_backend
 from vllm_teach.backends.spec import AttentionSpec
 from vllm_teach.backends.tuning_file import load_measurements
-from vllm_teach.errors import CacheError, InvalidArgumentError
+from vllm_teach.errors import InvalidArgumentError, MissingDependencyError
 
 SPEC = AttentionSpec(1, 200, 200, 8, 8, 64, torch.float32, "cpu", Causal())
 NAMES = ("naive", "sdpa", "memory_efficient")
@@ -199,42 +197,105 @@ def test_wider_calls_take_the_nearest_width_in_proportion() -> None:
     assert found.estimate(replace(SPEC, batch=2, layout="varlen"), "sdpa") == pytest.approx(2e-3)
 
 
-def test_nothing_measured_says_what_to_run() -> None:
-    with pytest.raises(InvalidArgumentError, match=r"^policy is 'measured', .*; run vllm-teach tune first\.$"):
-        select_backend(SPEC, "measured")
-
-
-@pytest.mark.parametrize("text", ["{", "[]", '{"machine": {}, "series": [{}]}', '{"machine": {}, "series": [3]}'])
-def test_a_broken_file_is_named(text: str) -> None:
-    path = tuning_file.tuning_file("cpu")
-    path.parent.mkdir(parents=True)
-    path.write_text(text)
-    with pytest.raises(CacheError, match=r"cpu-\w+\.json is no record of vllm-teach tune"):
-        load_measurements("cpu")
-
-
-def test_a_folder_that_cannot_be_written_is_named(foreseen, tmp_path: Path) -> None:
-    (tmp_path / "tuning").write_text("a file where the folder should be")
-    with pytest.raises(CacheError, match="VLLM_TEACH_HOME"):
-        tuning.tune(progress=False, device="cpu", names=NAMES, grid=GRID)
-    with pytest.raises((CacheError, InvalidArgumentError)):
-        load_measurements("cpu")
-
-
-def test_another_number_of_threads_has_a_file_of_its_own() -> None:
-    one = tuning_file.tuning_file("cpu")
-    torch.set_num_threads(2)  # the fixture of this folder sets it back
-    assert tuning_file.tuning_file("cpu") != one
-
-
 def test_a_name_that_cannot_be_timed_is_refused() -> None:
     unusable = next(name for name, reason in backends.availability().items() if reason is not None)
     with pytest.raises(InvalidArgumentError, match=rf"names holds '{unusable}', which cannot run here \("):
         tuning.tune(progress=False, device="cpu", names=["sdpa", unusable])
 
 
-def test_the_file_is_plain_json(foreseen) -> None:
+def test_a_call_of_no_sequence_takes_no_time_anywhere() -> None:
+    found = measurements(naive={200: 3e-3}, sdpa={200: 2e-3})
+    selection = select_backend(replace(SPEC, batch=0), "measured", usable=NAMES, hardware=HARDWARE, measurements=found)
+    assert selection.choice == "sdpa"
+    assert selection.others["naive"] == "It takes no time either."
+
+
+@pytest.mark.parametrize(
+    "change", [{"q_len": 0}, {"kv_len": 0}, {"q_len": 0, "kv_len": 0}, {"pattern": LocalWindow(3)}]
+)
+@pytest.mark.parametrize("batch", [0, 2])
+def test_empty_calls_are_chosen_for(change: dict[str, Any], batch: int) -> None:
+    spec = replace(SPEC, **{"kv_len": 0, "batch": batch, **change})
+    found = measurements(naive={200: 3e-3}, sdpa={200: 2e-3})
+    for policy in ("threshold", "measured"):
+        assert select_backend(spec, policy, usable=NAMES, hardware=HARDWARE, measurements=found).choice in NAMES
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"names": []}, "names is empty"),
+        ({"names": "sdpa"}, "names is 'sdpa'; give a list of backends"),
+        ({"names": ["fast"]}, "no attention backend 'fast'"),
+        ({"device": "tpu"}, "device is 'tpu', where nothing can be timed"),
+        ({"device": "cpu:0"}, "device is 'cpu:0'"),
+        ({"grid": tuning.Grid(())}, "grid has nothing to time"),
+        ({"grid": tuning.Grid(GRID.series, (), ())}, "grid has nothing to time"),
+        ({"grid": tuning.Grid(GRID.series, (8, 0))}, "length is 0"),
+        ({"grid": tuning.Grid((Series("causal", "float32", 12),), (8,))}, "width is 12; give a multiple of the 8"),
+    ],
+)
+def test_a_sweep_of_nothing_is_refused_and_leaves_the_old_timings(foreseen, arguments, words: str) -> None:
+    before = tuning.tune(progress=False, device="cpu", names=NAMES, grid=GRID)
+    with pytest.raises(InvalidArgumentError, match=words):
+        tuning.tune(progress=False, **{"device": "cpu", "names": NAMES, "grid": GRID} | arguments)
+    assert load_measurements("cpu").seconds == before.seconds
+
+
+def test_a_gpu_that_is_not_there_is_named(monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for call in (lambda: tuning.tune(progress=False, device="cuda"), lambda: audit.audit(device="cuda")):
+        with pytest.raises(InvalidArgumentError, match="PyTorch sees no CUDA GPU"):
+            call()
+    with pytest.raises(InvalidArgumentError, match="PyTorch sees no CUDA GPU"):
+        select_backend(replace(SPEC, device="cuda"), "measured", hardware=Hardware((8, 0)))
+
+
+def test_series_that_no_call_is_like_are_refused() -> None:
+    for arguments, words in (
+        (("cosal", "float32", 8), "kind is 'cosal'; choose one of causal, full"),
+        (("causal", "float16", 8), "dtype is 'float16'; choose one of float32, bfloat16"),
+        (("causal", "float32", 0), "width is 0"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=words):
+            Series(*arguments)
+
+
+def test_an_interrupt_leaves_the_old_timings_and_nothing_half_written(foreseen, monkeypatch, tmp_path) -> None:
+    before = tuning.tune(progress=False, device="cpu", names=NAMES, grid=GRID)
+
+    def interrupt(run: Callable[[], object], device: str) -> float:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tuning, "_seconds", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        tuning.tune(progress=False, device="cpu", names=NAMES, grid=GRID)
+    assert list((tmp_path / "tuning").iterdir()) == [tuning_file.tuning_file("cpu")]
+    assert load_measurements("cpu").seconds == before.seconds
+
+
+def test_a_backend_that_does_not_start_is_left_out_with_a_warning(foreseen, monkeypatch) -> None:
+    def fail(*args: object, **kwargs: object) -> torch.Tensor:
+        raise MissingDependencyError("It does not build.")
+
+    monkeypatch.setattr(backends.get("naive"), "run", fail)
+    monkeypatch.setattr(tuning, "tunable", lambda device: list(NAMES))
+    with pytest.warns(RuntimeWarning, match=r"The backend naive failed and is not timed\. It does not build\."):
+        found = tuning.tune(progress=False, device="cpu", grid=GRID)
+    assert all(set(by_backend) == {"sdpa", "memory_efficient"} for by_backend in found.seconds.values())
+
+
+def test_a_sweep_shows_its_progress(foreseen, capsys) -> None:
     tuning.tune(progress=False, device="cpu", names=NAMES, grid=GRID)
-    data = json.loads(tuning_file.tuning_file("cpu").read_text())
-    assert set(data) == {"machine", "series"}
-    assert math.isclose(data["series"][0]["seconds"]["naive"]["64"], cost("naive", 64, 64))
+    assert capsys.readouterr().err == ""
+    tuning.tune(device="cpu", names=NAMES, grid=GRID)
+    shown = capsys.readouterr().err
+    assert "tune: 100%" in shown
+    assert "decode, n = 256" in shown
+
+
+def test_an_audit_of_nothing_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="rounds is 0"):
+        audit.audit(rounds=0)
+    with pytest.raises(InvalidArgumentError, match="names is 'sdpa'"):
+        audit.audit(names="sdpa")

@@ -214,3 +214,53 @@ def test_a_decoding_step_over_a_paged_cache_is_described() -> None:
     assert str(backends.explain(spec, hardware=MACHINES["A100"])).startswith(
         "batch 1, 1 query, 200 keys, 8 heads of 64, bfloat16 on cuda, paged in blocks of 16;"
     )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"threshold": "1024"}, "threshold is '1024'; give a whole number from 1"),
+        ({"threshold": float("nan")}, "threshold is nan"),
+        ({"threshold": True}, "threshold is True"),
+        ({"policy": None}, "policy is None; choose one of threshold, measured"),
+        ({"usable": "sdpa"}, "usable is 'sdpa'; give a list of backends"),
+        ({"usable": 5}, "usable is 5"),
+        ({"usable": [["sdpa"]]}, r"no attention backend \['sdpa'\]"),
+        ({"usable": []}, "No backend can serve this call"),
+        ({"hardware": "A100"}, "hardware is of type str; it must be of type Hardware"),
+        ({"policy": "measured", "measurements": "x"}, "measurements is of type str; it must be of type Measurements"),
+        ({"spec": torch.zeros(2)}, "spec is of type Tensor; it must be of type AttentionSpec"),
+        ({"spec": None}, "spec is of type NoneType"),
+    ],
+)
+def test_arguments_of_the_wrong_kind_are_named(arguments: dict[str, Any], words: str) -> None:
+    given = {"spec": spec_of("A100"), "hardware": MACHINES["A100"]} | arguments
+    for call in (select_backend, backends.explain):
+        with pytest.raises(InvalidArgumentError, match=words):
+            call(**given)
+
+
+def test_any_collection_of_names_is_usable() -> None:
+    for usable in (["sdpa", "naive"], {"sdpa", "naive"}, (name for name in ("sdpa", "naive"))):
+        assert select_backend(spec_of("A100"), usable=usable, hardware=MACHINES["A100"]).choice == "sdpa"
+
+
+def test_hardware_takes_any_collection_and_refuses_what_is_none() -> None:
+    same = Hardware([8, 0], ["avx512", "avx2"], {"triton": "No."})
+    assert same == Hardware((8, 0), AVX512, (("triton", "No."),))
+    assert hash(same) == hash(Hardware((8, 0), AVX512, (("triton", "No."),)))
+    for arguments, words in (
+        ({"cuda_capability": 8.0}, "cuda_capability is 8.0; give a pair"),
+        ({"cuda_capability": "80"}, "cuda_capability is '80'"),
+        ({"cuda_capability": (8,)}, r"cuda_capability is \(8,\)"),
+        ({"cpu_isa": "avx2"}, "cpu_isa is 'avx2'; give names"),
+        ({"cpu_isa": None}, "cpu_isa is None"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=words):
+            Hardware(**arguments)
+
+
+def test_a_device_that_is_neither_is_not_called_a_cpu() -> None:
+    explanation = backends.explain(replace(spec_of("T4"), device="mps"), hardware=MACHINES["T4"])
+    assert "; device mps; policy" in " ".join(str(explanation).split())
+    assert explanation.selection.others["cpu"] == "cpu runs on CPUs, and the tensors are on mps."

@@ -94,7 +94,17 @@ def test_an_old_gpu_is_named(monkeypatch):
         "The GPU has compute capability 7.5; the kernels need 8.0 (Ampere) or newer."
     )
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setenv("CC", "/some/compiler")
     assert triton_backend.unavailable() is None
+
+
+def test_a_gpu_without_a_c_compiler_is_named(monkeypatch):
+    monkeypatch.setattr(triton_backend, "find_spec", lambda name: "there")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert "install gcc or clang, or name one in CC" in triton_backend.unavailable()
 
 
 @pytest.mark.parametrize(

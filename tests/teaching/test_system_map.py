@@ -16,7 +16,7 @@ from vllm_teach.teaching.system_map import LATER, ROOMS, draw_lesson_map, draw_s
 # The rooms of the house plan, each of which has a place on the map.
 DESIGN = (
     "counters kernels parallel attention kvcache quantization backends models engine performance serving validation "
-    "teaching cli"
+    "teaching training cli"
 )
 BOTH = [system_map("attention"), lesson_map(["00", "01", "02"], here="01")]
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from vllm_teach.attention.shapes import check_ints
 from vllm_teach.errors import InvalidArgumentError
 
 
@@ -44,7 +45,7 @@ class CacheBlocks:
                     "cache_batch_idx and block_table are both given; a block table says itself where a sequence lies, "
                     "so reorder its rows and leave cache_batch_idx out."
                 )
-            check_ints("block_table", block_table, (batch, None))
+            check_ints("block_table", block_table, (batch, None), k_cache.device)
             if k_cache.shape[1] == 0:
                 raise InvalidArgumentError(f"k_cache has shape {list(k_cache.shape)}; a block must hold a key.")
             return cls(k_cache, v_cache, block_table.tolist())
@@ -54,7 +55,7 @@ class CacheBlocks:
             )
         rows = list(range(batch))
         if cache_batch_idx is not None:
-            check_ints("cache_batch_idx", cache_batch_idx, (batch,))
+            check_ints("cache_batch_idx", cache_batch_idx, (batch,), k_cache.device)
             rows = cache_batch_idx.tolist()
         for row in rows:
             if not 0 <= row < len(k_cache):
@@ -112,15 +113,3 @@ class CacheBlocks:
         if start == end:
             return []
         return self.tables[index][start // self.block_size : -(-end // self.block_size)]
-
-
-def check_ints(name: str, tensor: torch.Tensor, shape: tuple[int | None, ...]) -> None:
-    """Raise InvalidArgumentError unless the argument `name` is an int32 tensor of `shape`; None: any size."""
-    if not isinstance(tensor, torch.Tensor):
-        raise InvalidArgumentError(f"{name} is of type {type(tensor).__name__}; give an int32 tensor.")
-    fits = tensor.dim() == len(shape) and all(b in (None, a) for a, b in zip(tensor.shape, shape, strict=True))
-    if tensor.dtype != torch.int32 or not fits:
-        wanted = ", ".join("any" if size is None else str(size) for size in shape)
-        raise InvalidArgumentError(
-            f"{name} has dtype {tensor.dtype} and shape {list(tensor.shape)}; it must be int32 of shape [{wanted}]."
-        )

@@ -12,7 +12,13 @@ from itertools import pairwise
 
 import torch
 
-from vllm_teach.attention.shapes import AttentionShape, check_dtypes_and_devices, check_heads
+from vllm_teach.attention.shapes import (
+    AttentionShape,
+    check_dtypes_and_devices,
+    check_heads,
+    check_ints,
+    check_tensor,
+)
 from vllm_teach.errors import InvalidArgumentError
 
 
@@ -72,8 +78,7 @@ def check_layout(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layo
     kv = ("[num_blocks, block_size, kv_heads, head_dim]", 4) if paged else ("[total_k, kv_heads, head_dim]", 3)
     ranks |= {"k": (k, *kv), "v": (v, *kv)}
     for name, (tensor, wanted, rank) in ranks.items():
-        if not isinstance(tensor, torch.Tensor):
-            raise InvalidArgumentError(f"{name} is of type {type(tensor).__name__}; give a tensor {wanted}.")
+        check_tensor(name, tensor, f" {wanted}")
         if tensor.dim() != rank:
             raise InvalidArgumentError(
                 f"{name} has shape {list(tensor.shape)}; with {type(layout).__name__} it must be {wanted}."
@@ -117,7 +122,7 @@ def each_sequence(
 
 def _starts(name: str, starts: torch.Tensor, total: int, device: torch.device) -> list[int]:
     """Return the tensor `starts`, the argument `name`, as a list; its last entry must be `total`."""
-    _check_int32(name, starts, 1, device)
+    check_ints(name, starts, (None,), device)
     values = starts.tolist()
     falls = any(end < start for start, end in pairwise(values))
     if not values or values[0] != 0 or falls or values[-1] != total:
@@ -128,16 +133,11 @@ def _starts(name: str, starts: torch.Tensor, total: int, device: torch.device) -
 
 
 def _paged_lengths(layout: Paged, k: torch.Tensor, sequences: int) -> list[int]:
-    _check_int32("kv_lens", layout.kv_lens, 1, k.device)
-    _check_int32("block_table", layout.block_table, 2, k.device)
+    check_ints("kv_lens", layout.kv_lens, (sequences,), k.device)
+    check_ints("block_table", layout.block_table, (sequences, None), k.device)
     num_blocks, block_size = k.shape[:2]
     if block_size == 0:
         raise InvalidArgumentError(f"k has shape {list(k.shape)}; its blocks must hold at least one key.")
-    for name, tensor in (("kv_lens", layout.kv_lens), ("block_table", layout.block_table)):
-        if len(tensor) != sequences:
-            raise InvalidArgumentError(
-                f"{name} has shape {list(tensor.shape)}; its first size must be {sequences}, the number of sequences."
-            )
     kv_lens = layout.kv_lens.tolist()
     room = layout.block_table.shape[1] * block_size
     for kv_len, table in zip(kv_lens, layout.block_table.tolist(), strict=True):
@@ -150,17 +150,6 @@ def _paged_lengths(layout: Paged, k: torch.Tensor, sequences: int) -> list[int]:
             if not 0 <= block < num_blocks:
                 raise InvalidArgumentError(f"block_table holds {block}; k has the blocks 0 to {num_blocks - 1}.")
     return kv_lens
-
-
-def _check_int32(name: str, tensor: torch.Tensor, rank: int, device: torch.device) -> None:
-    if not isinstance(tensor, torch.Tensor):
-        raise InvalidArgumentError(f"{name} is of type {type(tensor).__name__}; give an int32 tensor.")
-    if tensor.dtype != torch.int32 or tensor.dim() != rank:
-        raise InvalidArgumentError(
-            f"{name} has dtype {tensor.dtype} and shape {list(tensor.shape)}; give int32 with {rank} dimension(s)."
-        )
-    if tensor.device != device:
-        raise InvalidArgumentError(f"{name} is on {tensor.device} and q on {device}; move one to the other.")
 
 
 def _shorten(values: list[int]) -> str:

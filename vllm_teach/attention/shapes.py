@@ -1,4 +1,4 @@
-"""The sizes of one attention call, and the check that q, k and v agree on them."""
+"""The sizes of one attention call, and the checks of what callers hand over: numbers, tensors, and that q, k, v agree."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ from vllm_teach.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     import torch
+
+# Half of what an int64 holds: PyTorch counts with these, and the sum of two of them must still fit.
+LARGEST_COUNT = 2**62
+# What is multiplied with float32 scores must be a number in float32, too: beyond it is inf, and inf * 0 is NaN.
+_LARGEST_REAL = 3e38
 
 
 @dataclass(frozen=True)
@@ -29,9 +34,9 @@ class AttentionShape:
 
     def __post_init__(self) -> None:
         for name in ("batch", "q_len", "kv_len"):
-            check_count(name, getattr(self, name), 0)
+            keep_count(self, name, 0)
         for name in ("q_heads", "kv_heads", "head_dim"):
-            check_count(name, getattr(self, name), 1)
+            keep_count(self, name, 1)
         if self.q_heads % self.kv_heads:
             raise InvalidArgumentError(f"q_heads is {self.q_heads}; make it a multiple of kv_heads, {self.kv_heads}.")
 
@@ -48,11 +53,21 @@ class AttentionShape:
 
 def check_count(name: str, value: int, least: int) -> int:
     """Return `value` as an int; raise InvalidArgumentError unless it, the argument `name`, is one from `least`."""
-    if type(value) is int and value >= least:
+    if type(value) is int and least <= value <= LARGEST_COUNT:
         return value  # nearly all: asking an abstract class takes a microsecond, and a decoding step asks often
     if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
         raise InvalidArgumentError(f"{name} is {value!r}; give a whole number from {least}.")
+    if int(value) > LARGEST_COUNT:
+        raise InvalidArgumentError(f"{name} is above 2**62; give a whole number from {least} to that.")
     return int(value)
+
+
+def keep_count(owner: object, name: str, least: int) -> None:
+    """Check the attribute `name` of a frozen dataclass as `check_count` does, and keep it as a plain int.
+
+    Of numpy's integers each product would have their width, and overflow in silence.
+    """
+    object.__setattr__(owner, name, check_count(name, getattr(owner, name), least))
 
 
 def check_scale(scale: float | None, head_dim: int) -> float:
@@ -66,10 +81,10 @@ def check_scale(scale: float | None, head_dim: int) -> float:
 
 
 def check_real(name: str, value: float, wanted: str = "a finite number") -> float:
-    """Return `value` as a float; raise InvalidArgumentError unless it, the argument `name`, is a finite number."""
+    """Return `value` as a float; raise InvalidArgumentError unless it, the argument `name`, is finite in float32."""
     if isinstance(value, Real) and not isinstance(value, bool):
         try:
-            if math.isfinite(number := float(value)):
+            if abs(number := float(value)) <= _LARGEST_REAL:  # which no NaN is
                 return number
         except OverflowError:
             pass  # a whole number beyond the largest float
@@ -82,13 +97,8 @@ def check_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> AttentionSha
 
     Raises InvalidArgumentError, naming the argument and both shapes, dtypes or devices, when they do not.
     """
-    import torch
-
     for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(tensor, torch.Tensor):
-            raise InvalidArgumentError(
-                f"{name} is of type {type(tensor).__name__}; give a tensor [batch, length, heads, head_dim]."
-            )
+        check_tensor(name, tensor, " [batch, length, heads, head_dim]")
         if tensor.dim() != 4:
             raise InvalidArgumentError(
                 f"{name} has shape {list(tensor.shape)}; attention needs [batch, length, heads, head_dim]."
@@ -103,6 +113,36 @@ def check_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> AttentionSha
         )
     check_heads(q, k)
     return AttentionShape(batch, q_len, kv_len, q_heads, kv_heads, head_dim)
+
+
+def check_tensor(name: str, tensor: torch.Tensor, shape: str = "") -> None:
+    """Raise InvalidArgumentError unless the argument `name` is a dense tensor; `shape` says of which shape to give one.
+
+    Sparse and nested tensors have no strides, or no sizes.
+    """
+    import torch
+
+    if not isinstance(tensor, torch.Tensor):
+        raise InvalidArgumentError(f"{name} is of type {type(tensor).__name__}; give a tensor{shape}.")
+    if tensor.layout != torch.strided or tensor.is_nested:
+        kind = "nested" if tensor.is_nested else f"of layout {tensor.layout}"
+        raise InvalidArgumentError(f"{name} is {kind}; give a dense tensor{shape}.")
+
+
+def check_ints(name: str, tensor: torch.Tensor, shape: tuple[int | None, ...], device: torch.device) -> None:
+    """Raise InvalidArgumentError unless the argument `name` is an int32 tensor of `shape` on `device`; None: any size."""
+    import torch
+
+    if not isinstance(tensor, torch.Tensor):
+        raise InvalidArgumentError(f"{name} is of type {type(tensor).__name__}; give an int32 tensor.")
+    fits = tensor.dim() == len(shape) and all(b in (None, a) for a, b in zip(tensor.shape, shape, strict=True))
+    if tensor.dtype != torch.int32 or not fits:
+        wanted = ", ".join("any" if size is None else str(size) for size in shape)
+        raise InvalidArgumentError(
+            f"{name} has dtype {tensor.dtype} and shape {list(tensor.shape)}; it must be int32 of shape [{wanted}]."
+        )
+    if tensor.device != device:
+        raise InvalidArgumentError(f"{name} is on {tensor.device} and q on {device}; move one to the other.")
 
 
 def check_dtypes_and_devices(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:

@@ -90,7 +90,8 @@ def check_names(argument: str, names: Iterable[str]) -> list[str]:
 
 def _check_type(argument: str, value: object, wanted: type) -> None:
     if not isinstance(value, wanted):
-        raise InvalidArgumentError(f"{argument} is of type {type(value).__name__}; give a {wanted.__name__}.")
+        found = type(value).__name__
+        raise InvalidArgumentError(f"{argument} is of type {found}; it must be of type {wanted.__name__}.")
 
 
 # A model asks for the same few specs in every layer and step.

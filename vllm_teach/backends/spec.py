@@ -33,6 +33,11 @@ class AttentionSpec(AttentionShape):
     block_size: int | None = None
     requires_grad: bool = False
 
+    def __post_init__(self) -> None:
+        """Raise InvalidArgumentError for a size that no tensor has, or a pattern without a hash."""
+        super().__post_init__()
+        _check_hash(self.pattern)
+
     @classmethod
     def of(
         cls,
@@ -45,7 +50,7 @@ class AttentionSpec(AttentionShape):
     ) -> AttentionSpec:
         """Return the spec of a call.
 
-        Raises InvalidArgumentError when its arguments do not fit together, or when its pattern has no hash.
+        Raises InvalidArgumentError when its arguments do not fit together, or its pattern has no hash.
         """
         return cls.with_variant(q, k, v, layout=layout, **arguments)[0]
 
@@ -62,7 +67,6 @@ class AttentionSpec(AttentionShape):
         """Return the spec of a call and its checked variant, from one look at the arguments. Raises as `of`."""
         shape = check_qkv(q, k, v) if layout is None else check_layout(q, k, v, layout).shape
         variant = Variant.of(shape, q.device, **arguments)
-        _check_hash(variant.pattern)
         kind: Literal["dense", "varlen", "paged"] = "dense"
         if layout is not None:
             kind = "paged" if isinstance(layout, Paged) else "varlen"

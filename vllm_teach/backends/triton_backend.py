@@ -8,6 +8,7 @@ read in place, by decode steps and prefills alike.
 from __future__ import annotations
 
 import os
+import shutil
 from functools import lru_cache
 from importlib.util import find_spec
 from types import ModuleType
@@ -37,7 +38,7 @@ _INTERPRETER = "TRITON_INTERPRET"
 
 
 def unavailable() -> str | None:
-    """Return why this machine cannot run the kernels: the package, the GPU, or the interpreter's switch."""
+    """Return why this machine cannot run the kernels: the package, the GPU, its compiler, or the interpreter's switch."""
     if find_spec("triton") is None:
         return "The package triton is not installed; pip install 'vllm-teach[gpu]' installs it on Linux."
     if _interpreted():
@@ -49,6 +50,8 @@ def unavailable() -> str | None:
         )
     if (found := torch.cuda.get_device_capability()) < _OLDEST_GPU:
         return f"The GPU has compute capability {found[0]}.{found[1]}; the kernels need 8.0 (Ampere) or newer."
+    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
+        return "Triton builds what starts its kernels with a C compiler; install gcc or clang, or name one in CC."
     return None
 
 

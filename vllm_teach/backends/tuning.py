@@ -18,7 +18,7 @@ from vllm_teach.backends.hardware import detect_hardware
 from vllm_teach.backends.measured import DTYPES, Measurements, Series
 from vllm_teach.backends.selection import check_names
 from vllm_teach.backends.spec import AttentionSpec, Backend
-from vllm_teach.backends.tuning_file import describe_machine, save_measurements, tuning_file
+from vllm_teach.backends.tuning_file import describe_machine, make_folder, save_measurements, tuning_file
 from vllm_teach.errors import InvalidArgumentError, MissingDependencyError
 
 HEADS, HEAD_DIM, BLOCK_SIZE = 8, 64, 16
@@ -79,6 +79,7 @@ def tune(
     points = grid.points()
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     machine, file = describe_machine(device), tuning_file(device)
+    make_folder(file)  # an error now, not in a minute
     chosen = _start(tunable(device), device) if names is None else _check_runnable(names, device)
     seconds: dict[Series, dict[str, dict[int, float]]] = {series: {} for series in grid.series}
     with torch.no_grad(), tqdm(points, desc="tune", disable=not progress) as bar:

@@ -1,4 +1,4 @@
-"""Where the timings of `vllm-teach tune` are kept: one file for each machine, found again by what a timing depends on."""
+"""Where the timings of `vllm-teach tune` are kept: a file for each machine, named by all that a timing depends on."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import hashlib
 import json
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
@@ -83,19 +85,32 @@ def _read(path: Path, modified: int) -> Measurements:
         raise CacheError(f"{path} is no record of vllm-teach tune; run vllm-teach tune to write it anew.") from error
 
 
+def make_folder(path: Path) -> None:
+    """Make the folder that `path` shall lie in. Raises CacheError when nothing can be written there."""
+    with _write_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not os.access(path.parent, os.W_OK):
+            raise PermissionError(f"{path.parent} is read-only")
+
+
 def save_measurements(found: Measurements, path: Path) -> None:
     """Write the file whole or not at all: neither a reader in another process nor an interrupt leaves half of it.
 
     Raises CacheError when it cannot be written.
     """
     partial = path.with_name(f"{path.name}.partial-{os.getpid()}-{threading.get_ident()}")
-    try:
+    with _write_errors(path):
+        make_folder(path)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
             partial.write_text(json.dumps(found.to_json(), indent=1) + "\n", encoding="utf-8")
             partial.replace(path)
-        except BaseException:  # an interrupt too
-            partial.unlink(missing_ok=True)
-            raise
+        finally:
+            partial.unlink(missing_ok=True)  # still there after an error or an interrupt only
+
+
+@contextmanager
+def _write_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise CacheError(f"{path} cannot be written ({error}); set VLLM_TEACH_HOME to a folder that can.") from error

@@ -45,11 +45,11 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "output": ("engine.outputs",),
     "metrics": ("serving.metrics",),
     "kernels": ("kernels",),
-    "measuring": ("counters", "performance", "validation", "teaching"),
+    "measuring": ("counters", "performance", "training", "validation", "teaching"),
 }
 
 # Places that later lessons build: on the map from the start, drawn quietly until they exist.
-LATER = ("server", "quantization", "metrics", "kernels")
+LATER = ("server", "quantization", "metrics")
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ The rows in bfloat16, and all gradients, run on a GPU: `python -m vllm_teach.val
 from fnmatch import fnmatchcase
 
 import pytest
-from vllm_teach.kernels.triton_kernels import tuning
 
 from vllm_teach.backends import triton_backend
 from vllm_teach.backends.conformance import ROWS, Row, check_forward, check_gradients
+from vllm_teach.kernels.triton_kernels import tuning
 
 # Rows by name, in the order in which they are looked through, and the reason; all others are supported.
 REFUSED = {
