@@ -17,6 +17,7 @@ inline int omp_get_thread_num() { return 0; }
 #endif
 
 constexpr int64_t LEAST_COST = 512;  // of a thread's work; less is done before another thread has woken up
+constexpr int64_t MANY_PART_ROWS = 1024;
 
 // Memory whose start is a multiple of 64 bytes, as whole vectors like it.
 struct Memory {
@@ -44,7 +45,9 @@ void run(const Call& call) {
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
     for (int64_t i = 0; i < items; ++i) attention.attend(plan.items[i], workspace(), first_part, part_size);
 
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
+    // To merge the parts of a few decoded tokens is less work than to wake the threads once more.
+    const bool many = plan.parts * plan.most_rows > MANY_PART_ROWS;
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (many)
     for (int64_t i = 0; i < merges; ++i)
         attention.merge(plan.merges[i], first_part, part_size, reinterpret_cast<float*>(workspace()));
 }

@@ -86,13 +86,13 @@ def test_lengths_and_masks(kv_len: int, dtype: torch.dtype) -> None:
             check(q, k, v, **mask)
 
 
-@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("threads", [1, 2, 5, 32])
 def test_any_number_of_threads(threads: int) -> None:
     """Few items and long keys: with several threads the keys are split, and the parts merged."""
     if not has_kernel():
         return
     torch.set_num_threads(threads)  # the fixture of this folder sets it back
-    for q_len, kv_len in ((1, 5000), (70, 3000), (300, 300)):
+    for q_len, kv_len in ((1, 5000), (70, 3000), (300, 3000)):
         q, k, v = (torch.randn(1, n, h, 32) for n, h in ((q_len, 2), (kv_len, 1), (kv_len, 1)))
         for mask in ({"causal": True}, {"window_size": (2500, 0)}, {"pattern": GlobalTokens(8) | LocalWindow(70)}):
             check(q, k, v, **mask)

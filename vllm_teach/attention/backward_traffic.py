@@ -26,6 +26,8 @@ def backward_working_set_bytes(tile_q: int, tile_k: int, head_dim: int, input_by
     The Q, dO, K and V tiles in the input's dtype; in float32 (float64 for float64 input) the tiles of P and of dP,
     which becomes dS, the accumulators of dK and dV, this pair's part of dQ, lse and D.
     """
+    tile_q, tile_k = check_count("tile_q", tile_q, 1), check_count("tile_k", tile_k, 1)
+    head_dim, input_bytes = check_count("head_dim", head_dim, 1), check_count("input_bytes", input_bytes, 1)
     inputs = 2 * (tile_q + tile_k) * head_dim * input_bytes
     wide = 2 * tile_q * tile_k + (2 * tile_k + tile_q) * head_dim + 2 * tile_q
     return inputs + wide * accumulator_bytes(input_bytes)
@@ -39,8 +41,6 @@ def choose_backward_tile(head_dim: int, input_bytes: int, fast_memory_bytes: int
 
     Raises InvalidArgumentError when an argument is not positive or when not even a 1 x 1 tile fits.
     """
-    head_dim = check_count("head_dim", head_dim, 1)
-    input_bytes = check_count("input_bytes", input_bytes, 1)
     fast_memory_bytes = check_count("fast_memory_bytes", fast_memory_bytes, 1)
     tile_k, tile_q = largest_pair(
         lambda tile_k, tile_q: backward_working_set_bytes(tile_q, tile_k, head_dim, input_bytes), fast_memory_bytes
@@ -132,7 +132,7 @@ def naive_backward_traffic(
 ) -> Tally:
     """Return the work of the naive backward pass, causal or not. Raises InvalidArgumentError for impossible sizes."""
     shape = AttentionShape(batch, q_len, kv_len, q_heads, kv_heads, head_dim)
-    check_count("input_bytes", input_bytes, 1)
+    input_bytes = check_count("input_bytes", input_bytes, 1)
     tally = Tally()
     for name, step in naive_backward_steps(shape, input_bytes).items():
         tally.charge(name, step)
@@ -162,8 +162,8 @@ def tiled_backward_traffic(
     from vllm_teach.attention.variant import merge_masks
 
     shape = AttentionShape(batch, q_len, kv_len, q_heads, kv_heads, head_dim)
-    for name, value in (("input_bytes", input_bytes), ("fast_memory_bytes", fast_memory_bytes)):
-        check_count(name, value, 1)
+    input_bytes = check_count("input_bytes", input_bytes, 1)
+    fast_memory_bytes = check_count("fast_memory_bytes", fast_memory_bytes, 1)
     visited = tile_kinds(shape, merge_masks(causal, pattern=pattern), tile_q, tile_k).T != 0  # [k tiles, q tiles]
     tally = Tally(fast_memory_bytes=fast_memory_bytes)
     tally.charge("tiled.backward.queries", backward_queries_step(shape, input_bytes))
@@ -180,7 +180,8 @@ def naive_saved_bytes(
 ) -> int:
     """Return the bytes that the naive forward keeps for its backward pass: Q, K, V and P."""
     shape = AttentionShape(batch, q_len, kv_len, q_heads, kv_heads, head_dim)
-    return _inputs_bytes(shape, input_bytes) + batch * q_heads * q_len * kv_len * input_bytes
+    input_bytes = check_count("input_bytes", input_bytes, 1)
+    return _inputs_bytes(shape, input_bytes) + shape.batch * shape.q_heads * shape.q_len * shape.kv_len * input_bytes
 
 
 def tiled_saved_bytes(
@@ -188,12 +189,13 @@ def tiled_saved_bytes(
 ) -> int:
     """Return the bytes that the tiled forward keeps for its backward pass: Q, K, V, out and lse."""
     shape = AttentionShape(batch, q_len, kv_len, q_heads, kv_heads, head_dim)
-    out_and_lse = batch * q_heads * q_len * (head_dim * input_bytes + accumulator_bytes(input_bytes))
+    input_bytes = check_count("input_bytes", input_bytes, 1)
+    vectors = shape.batch * shape.q_heads * shape.q_len
+    out_and_lse = vectors * (shape.head_dim * input_bytes + accumulator_bytes(input_bytes))
     return _inputs_bytes(shape, input_bytes) + out_and_lse
 
 
 def _inputs_bytes(shape: AttentionShape, input_bytes: int) -> int:
-    check_count("input_bytes", input_bytes, 1)
     queries = shape.q_len * shape.q_heads
     keys = shape.kv_len * shape.kv_heads
     return shape.batch * (queries + 2 * keys) * shape.head_dim * input_bytes

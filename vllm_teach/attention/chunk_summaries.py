@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from vllm_teach.attention.dropout import keep_mask
+from vllm_teach.attention.dropout import keep_mask, number_heads
 from vllm_teach.attention.online_softmax import SoftmaxState
 from vllm_teach.attention.scores import grouped_slopes, modify_scores
 from vllm_teach.attention.shapes import AttentionShape
@@ -118,8 +118,7 @@ def kept_pairs(call: ChunkedCall, chunk: Chunk, device: torch.device) -> torch.T
     if not call.variant.dropout_p:
         return None
     s = call.shape
-    first = call.first_batch * s.q_heads
-    batch_heads = torch.arange(first, first + s.batch * s.q_heads, device=device)
+    batch_heads = number_heads(call.first_batch, s.batch, s.q_heads, device)
     kept = keep_mask(call.variant.dropout_seed, call.variant.dropout_p, batch_heads, chunk.rows, chunk.keys)
     return kept.unflatten(0, (s.batch, s.kv_heads, s.group))  # from [batch * q_heads, rows, keys]
 

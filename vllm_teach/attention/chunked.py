@@ -15,7 +15,8 @@ import torch
 
 from vllm_teach.attention.chunk_summaries import ChunkedCall
 from vllm_teach.attention.chunked_function import ChunkedAttention
-from vllm_teach.attention.shapes import AttentionShape, check_count, check_qkv
+from vllm_teach.attention.recomputing import check_differentiable
+from vllm_teach.attention.shapes import AttentionShape, check_count, check_qkv, check_tensor
 from vllm_teach.attention.variant import Variant, VariantArguments
 from vllm_teach.errors import InvalidArgumentError
 
@@ -66,15 +67,14 @@ def chunked_attention(
     q, k, v and the bias; the backward pass computes each chunk again. Scores and sums are float32, or float64 for
     float64 input, also under autocast.
 
-    Raises InvalidArgumentError when the arguments do not fit together, and for ALiBi slopes that require a gradient,
-    which this backward pass does not give.
+    Raises InvalidArgumentError when the arguments do not fit together, and for a derivative that this backward pass
+    does not give: see `recomputing`.
     """
     shape = check_heads_and_values(q, k, v)
     checked = Variant.of(shape, q.device, **variant)
-    if checked.alibi_slopes is not None and checked.alibi_slopes.requires_grad:
-        raise InvalidArgumentError("alibi_slopes requires a gradient; detach it, or use naive_attention.")
     if bias is not None:
         check_bias("bias", bias, (shape.batch, shape.q_heads, shape.q_len, shape.kv_len), q.device)
+    check_differentiable(checked, q=q, k=k, v=v, bias=bias)
     call = ChunkedCall(
         shape=shape,
         variant=checked,
@@ -95,8 +95,9 @@ def default_k_chunk(shape: AttentionShape, variant: Variant) -> int:
 
 def check_heads_and_values(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> AttentionShape:
     """Return the sizes of q, k and v as `check_qkv` does, which asks for v of k's shape; here the last may differ."""
-    both = isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor)
-    if both and k.dim() == v.dim() == 4 and v.shape[:-1] == k.shape[:-1] and v.shape[-1] > 0:
+    for name, tensor in (("k", k), ("v", v)):
+        check_tensor(name, tensor, " [batch, length, heads, head_dim]")
+    if k.dim() == v.dim() == 4 and v.shape[:-1] == k.shape[:-1] and v.shape[-1] > 0:
         return check_qkv(q, k, v[..., :1].expand(k.shape))
     return check_qkv(q, k, v)
 
@@ -107,8 +108,7 @@ def check_bias(name: str, bias: torch.Tensor, wanted: tuple[int, ...], device: t
     Every size is that of the scores, or 1. Not fewer dimensions: of `[3, q_len, kv_len]` no one could tell whether
     the 3 counts sequences or heads.
     """
-    if not isinstance(bias, torch.Tensor):
-        raise InvalidArgumentError(f"{name} is of type {type(bias).__name__}; give a float tensor or None.")
+    check_tensor(name, bias, " of floats, or None")
     if not bias.dtype.is_floating_point:
         raise InvalidArgumentError(
             f"{name} has dtype {bias.dtype}; it is added to the scores: give a float tensor, 0 where a query sees a "

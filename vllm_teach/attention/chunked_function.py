@@ -14,7 +14,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from vllm_teach import counters
 from vllm_teach.attention.autocast import without_autocast
@@ -31,6 +30,7 @@ from vllm_teach.attention.chunk_summaries import (
 )
 from vllm_teach.attention.chunk_traffic import backward_step, merge_step, summary_step
 from vllm_teach.attention.online_softmax import SoftmaxState, finish
+from vllm_teach.attention.recomputing import refuse_second_derivative
 
 
 class ChunkedAttention(torch.autograd.Function):
@@ -51,9 +51,9 @@ class ChunkedAttention(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dout: torch.Tensor, dlse: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """See `backward_chunks`."""
+        refuse_second_derivative("chunked_attention")
         q, k, v, bias, out, lse = ctx.saved_tensors
         return None, *backward_chunks(ctx.call, q, k, v, bias, (out, lse), (dout, dlse), ctx.needs_input_grad[4])
 

@@ -5,8 +5,11 @@ stored for the backward pass: n² of them. Philox (Salmon et al., "Parallel rand
 has no state: it scrambles a counter and a key. Any tile's mask can be made at any time, in any order, on any device.
 """
 
+from numbers import Integral
+
 import torch
 
+from vllm_teach.attention.shapes import check_count, check_real
 from vllm_teach.errors import InvalidArgumentError
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)  # table 2 of the paper, Philox4x32
@@ -77,15 +80,37 @@ def keep_mask(
     return torch.cat([philox(seed, key, query, part[:, None, None]) >= least for part in parts])
 
 
+def number_heads(first_batch: int, batch: int, q_heads: int, device: torch.device) -> torch.Tensor:
+    """Return what `keep_mask` calls each head of a batch: int64 `[batch * q_heads]`, from first_batch * q_heads on.
+
+    Raises InvalidArgumentError when one has no place in the counter, a word of which has 32 bits.
+    """
+    first = check_count("first_batch", first_batch, 0) * q_heads
+    end = first + batch * q_heads
+    if end > 1 << 32:
+        raise InvalidArgumentError(
+            f"first_batch is {first_batch}, and with {batch} sequences of {q_heads} heads behind it there are {end} "
+            "heads; dropout tells 2**32 apart."
+        )
+    return torch.arange(first, end, device=device)
+
+
+def check_probability(name: str, p: float) -> float:
+    """Return `p`, the argument `name`; raise InvalidArgumentError unless it is a number from 0 up to, but not, 1."""
+    wanted = "a probability from 0 up to, but not, 1"
+    if not 0 <= (value := check_real(name, p, wanted)) < 1:
+        raise InvalidArgumentError(f"{name} is {p!r}; give {wanted}.")
+    return value
+
+
 def check_dropout(p: float, seed: int | None) -> int:
     """Return the seed to use: `seed`, or one drawn from PyTorch's default generator for None.
 
     Raises InvalidArgumentError when `p` is not in [0, 1) or `seed` is not in [0, 2⁶⁴).
     """
-    if isinstance(p, bool) or not isinstance(p, int | float) or not 0 <= p < 1:
-        raise InvalidArgumentError(f"dropout_p is {p!r}; give a probability from 0 up to, but not, 1.")
+    p = check_probability("dropout_p", p)
     if seed is None:
-        return int(torch.randint(0, 2**62, ()).item()) if p > 0 else 0
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**64:
+        return int(torch.randint(0, 2**62, (), device="cpu").item()) if p > 0 else 0
+    if isinstance(seed, bool) or not isinstance(seed, Integral) or not 0 <= int(seed) < 2**64:
         raise InvalidArgumentError(f"dropout_seed is {seed!r}; give a whole number from 0 to 2**64 - 1, or None.")
-    return seed
+    return int(seed)

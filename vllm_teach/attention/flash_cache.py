@@ -45,7 +45,7 @@ class CacheBlocks:
                     "cache_batch_idx and block_table are both given; a block table says itself where a sequence lies, "
                     "so reorder its rows and leave cache_batch_idx out."
                 )
-            check_ints("block_table", block_table, (batch, None), k_cache.device)
+            check_ints("block_table", block_table, (batch, None))
             if k_cache.shape[1] == 0:
                 raise InvalidArgumentError(f"k_cache has shape {list(k_cache.shape)}; a block must hold a key.")
             return cls(k_cache, v_cache, block_table.tolist())
@@ -55,7 +55,7 @@ class CacheBlocks:
             )
         rows = list(range(batch))
         if cache_batch_idx is not None:
-            check_ints("cache_batch_idx", cache_batch_idx, (batch,), k_cache.device)
+            check_ints("cache_batch_idx", cache_batch_idx, (batch,))
             rows = cache_batch_idx.tolist()
         for row in rows:
             if not 0 <= row < len(k_cache):

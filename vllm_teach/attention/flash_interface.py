@@ -13,10 +13,12 @@ What holds for all of them:
   an empty tensor, as in FlashAttention: a caller who wants only the log-sum-exp need not pay for n² numbers. It has no
   gradient.
 
-Differences from FlashAttention 2, of which all but the first two only allow more:
+Differences from FlashAttention 2, of which all but the first three only allow more:
 
 - The log-sum-exp of a row that sees no key is -inf here and +inf there. Its output is 0 in both.
 - S_dmask has the sizes of the scores; there its sides are rounded up to multiples of 128, and its scaling may differ.
+- A window that reaches kv_len or more keys to the right is no limit there: of more queries than keys, also the first,
+  which stand before key 0, then see every key.
 - Any floating-point dtype of 16 bits or more and any head size; there float16 and bfloat16, up to 256.
 - softcap with dropout, a gradient of the log-sum-exp, a gradient through a paged cache, blocks of any size (there
   multiples of 256).
@@ -30,12 +32,11 @@ from collections.abc import Sequence
 
 import torch
 
-from vllm_teach.attention.dropout import check_dropout, keep_mask
-from vllm_teach.attention.flash_cache import check_ints
+from vllm_teach.attention.dropout import check_dropout, keep_mask, number_heads
 from vllm_teach.attention.layout import Layout, Paged, Varlen
 from vllm_teach.attention.reference import naive_attention
 from vllm_teach.attention.sequencewise import DenseArguments, sequence_calls
-from vllm_teach.attention.shapes import check_count, check_real
+from vllm_teach.attention.shapes import check_count, check_ints, check_real, check_tensor
 from vllm_teach.attention.tiled import flash_attention
 from vllm_teach.attention.variant import VariantArguments
 from vllm_teach.errors import InvalidArgumentError
@@ -224,8 +225,7 @@ def _layout(
 
 def _unpack(name: str, packed: torch.Tensor, parts: int) -> tuple[torch.Tensor, ...]:
     """Return the `parts` tensors `[batch, length, heads, head_dim]` of `packed` `[batch, length, parts, heads, d]`."""
-    if not isinstance(packed, torch.Tensor):
-        raise InvalidArgumentError(f"{name} is of type {type(packed).__name__}; give a tensor.")
+    check_tensor(name, packed)
     if packed.dim() != 5 or packed.shape[2] != parts:
         raise InvalidArgumentError(
             f"{name} has shape {list(packed.shape)}; it must be [batch, length, {parts}, heads, head_dim]."
@@ -241,7 +241,7 @@ def _signed_probs(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, arguments: 
     plain: DenseArguments = {**arguments, "dropout_p": 0.0}
     _, probs = naive_attention(q, k, v, return_probs=True, **plain)
     batch, q_heads, q_len, kv_len = probs.shape
-    heads = torch.arange(batch * q_heads, device=q.device) + first_batch * q_heads
+    heads = number_heads(first_batch, batch, q_heads, q.device)
     kept = keep_mask(seed, p, heads, (0, q_len), (0, kv_len))  # [batch * q_heads, q_len, kv_len]
     return torch.where(kept.view_as(probs), probs, -probs)
 

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import torch
 
-from vllm_teach.attention.flash_cache import CacheBlocks, check_ints
+from vllm_teach.attention.flash_cache import CacheBlocks
 from vllm_teach.attention.flash_interface import flash_arguments
 from vllm_teach.attention.rotary import apply_rotary
-from vllm_teach.attention.shapes import AttentionShape, check_count
+from vllm_teach.attention.shapes import AttentionShape, check_count, check_ints, check_real_device, check_tensor
 from vllm_teach.attention.split_kv import choose_num_splits_for, split_kv_attention
 from vllm_teach.attention.tiled import flash_attention
 from vllm_teach.attention.variant import Variant
@@ -63,7 +63,7 @@ def flash_attn_with_kvcache(
     Returns out (q's shape and dtype); with `return_softmax_lse` also the log-sum-exp `[batch, q_heads, q_len]`, float32
     (float64 for float64 input), -inf for a row that sees no key, whose out is 0.
 
-    All is checked before anything is written. Slots behind a sequence's end or before its left padding may hold
+    All is checked before anything is written; q, k and v may be views of the cache as it was. Slots behind a sequence's end or before its left padding may hold
     anything, NaN too. Sequences that share slots (a repeated row or block) are written in the order of the batch, so
     the last one stays, and read after that.
 
@@ -100,6 +100,7 @@ def flash_attn_with_kvcache(
         ordered = variant.pattern is not None  # causal or local: the queries stand one behind the other
         q, k = _turn(q, k, rotary_cos, rotary_sin, filled, ordered, rotary_interleaved)
         if k is not None and v is not None:
+            q, k, v = (_apart(x, k_cache, v_cache) for x in (q, k, v))
             for index in range(batch):  # the first write; from here on nothing raises
                 blocks.append(index, filled[index], k[index], v[index])
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
@@ -213,14 +214,13 @@ def _check_tensors(
                 f"{name} has shape {list(tensor.shape)}; it must be {wanted[name]} to fit q, {list(q.shape)}, "
                 f"and k_cache, {list(k_cache.shape)}."
             )
-        if name in ("k_cache", "v_cache") and k is not None and _overlaps(tensor):
-            raise InvalidArgumentError(f"{name} is expanded, so its entries share memory; give one to write to.")
+        if name in ("k_cache", "v_cache") and k is not None:
+            _check_writable(name, tensor)
 
 
 def _check_one(name: str, tensor: torch.Tensor, q: torch.Tensor) -> None:
     """Check what does not depend on the sizes: type, rank, dtype, device, no gradient."""
-    if not isinstance(tensor, torch.Tensor):
-        raise InvalidArgumentError(f"{name} is of type {type(tensor).__name__}; give a tensor.")
+    check_tensor(name, tensor)
     if tensor.dim() != 4:
         raise InvalidArgumentError(f"{name} has shape {list(tensor.shape)}; give [batch, length, heads, head_dim].")
     if not tensor.dtype.is_floating_point or tensor.element_size() < 2:
@@ -229,6 +229,7 @@ def _check_one(name: str, tensor: torch.Tensor, q: torch.Tensor) -> None:
         raise InvalidArgumentError(f"{name} has dtype {tensor.dtype} and q {q.dtype}; convert one to the other.")
     if tensor.device != q.device:
         raise InvalidArgumentError(f"{name} is on {tensor.device} and q on {q.device}; move one to the other.")
+    check_real_device(name, tensor)
     _check_no_gradient(**{name: tensor})
 
 
@@ -241,5 +242,17 @@ def _check_no_gradient(**tensors: torch.Tensor | None) -> None:
             )
 
 
-def _overlaps(tensor: torch.Tensor) -> bool:
-    return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
+def _check_writable(name: str, cache: torch.Tensor) -> None:
+    if any(stride == 0 and size > 1 for stride, size in zip(cache.stride(), cache.shape, strict=True)):
+        raise InvalidArgumentError(f"{name} is expanded, so its entries share memory; give one to write to.")
+    if cache.is_inference() and not torch.is_inference_mode_enabled():
+        raise InvalidArgumentError(
+            f"{name} was made under torch.inference_mode, outside of which it cannot be changed; "
+            "call this under it, or clone the cache outside."
+        )
+
+
+def _apart(tensor: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
+    """Return `tensor`, or a copy when it may lie in a cache: it is read while that is written."""
+    own = tensor.untyped_storage().data_ptr()
+    return tensor.clone() if own in {x.untyped_storage().data_ptr() for x in (k_cache, v_cache)} else tensor

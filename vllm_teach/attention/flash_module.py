@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from vllm_teach.attention.shapes import AttentionShape, check_count
+from vllm_teach.attention.shapes import AttentionShape, check_count, check_tensor
 from vllm_teach.attention.tiled import flash_attention
 from vllm_teach.attention.variant import Variant, VariantArguments
 from vllm_teach.errors import InvalidArgumentError
@@ -84,8 +84,7 @@ class FlashAttention(torch.nn.Module):
 
     def _split(self, name: str, tensor: torch.Tensor, heads: int | None) -> torch.Tensor:
         """Return the argument `name` as `[batch, length, heads, head_size]`."""
-        if not isinstance(tensor, torch.Tensor):
-            raise InvalidArgumentError(f"{name} is of type {type(tensor).__name__}; give a tensor.")
+        check_tensor(name, tensor)
         wanted = f"[batch, length, {heads or 'heads'}, {self.head_size}]"
         if heads is not None and tensor.dim() == 3 and tensor.shape[-1] == heads * self.head_size:
             return tensor.unflatten(-1, (heads, self.head_size))  # [batch, length, heads, head_size]

@@ -14,11 +14,10 @@ from vllm_teach.attention.attn_bias.base import AttentionBias
 from vllm_teach.attention.attn_bias.sequences import SequenceBias
 from vllm_teach.attention.attn_bias.triangular import LowerTriangularMaskWithTensorBias, PatternBias
 from vllm_teach.attention.chunked import check_output_dtype, chunked_attention
-from vllm_teach.attention.dropout import check_dropout
+from vllm_teach.attention.dropout import check_dropout, check_probability
 from vllm_teach.attention.memory_efficient_inputs import (
     bias_over_heads,
     check_inputs,
-    check_probability,
     heads_apart,
     heads_together,
     score_shape,
@@ -55,7 +54,8 @@ def memory_efficient_attention(
 
     - `[batch, length, heads, head_dim]`; value's head_dim, which is the output's, may differ from key's.
     - `[batch, length, groups, heads, head_dim]`: key and value with their heads expanded (stride 0) are grouped heads,
-      and are not repeated: `key[:, :, :, None].expand(-1, -1, -1, heads, -1)`. Nothing is broadcast by itself.
+      and are not repeated: `key[:, :, :, None].expand(-1, -1, -1, heads, -1)`. Nothing is broadcast by itself. The
+      gradient of what was expanded is right; of the expanded view itself, head 0 gets that of all its group.
     - `[batch, length, head_dim]`: one head.
 
     `attn_bias` is one of:
@@ -140,7 +140,7 @@ def memory_efficient_attention_partial(
 
 def refuse_dropout(p: float) -> None:
     """Raise InvalidArgumentError for a `p` other than 0: a part's mask would not be that of the whole."""
-    if p != 0:
+    if check_probability("p", p) != 0:
         raise InvalidArgumentError(f"p is {p!r}; only memory_efficient_attention itself has dropout: leave p at 0.")
 
 
@@ -160,7 +160,7 @@ def _attend(
             f"op is {op!r}; leave it None: there is one implementation here, and vllm_teach.backends has the others."
         )
     check_inputs(query, key, value)
-    check_probability(p)
+    p = check_probability("p", p)
     arguments: ChunkedArguments = {
         "scale": scale,
         "dropout_p": p,

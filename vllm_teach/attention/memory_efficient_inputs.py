@@ -7,7 +7,7 @@ xFormers writes BMK, BMHK and BMGHK: batch, length (M), groups, heads, head_dim 
 import torch
 
 from vllm_teach.attention.chunked import check_bias
-from vllm_teach.attention.shapes import check_real
+from vllm_teach.attention.shapes import check_real_device, check_tensor
 from vllm_teach.errors import InvalidArgumentError
 
 _KINDS = "[batch, length, heads, head_dim], [batch, length, groups, heads, head_dim] or [batch, length, head_dim]"
@@ -16,12 +16,12 @@ _KINDS = "[batch, length, heads, head_dim], [batch, length, groups, heads, head_
 def check_inputs(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
     """Raise InvalidArgumentError, naming the argument and both shapes, unless the three fit together."""
     for name, tensor in (("query", query), ("key", key), ("value", value)):
-        if not isinstance(tensor, torch.Tensor):
-            raise InvalidArgumentError(f"{name} is of type {type(tensor).__name__}; give a tensor {_KINDS}.")
+        check_tensor(name, tensor, f" {_KINDS}")
         if tensor.dtype != query.dtype:
             raise InvalidArgumentError(f"{name} has dtype {tensor.dtype} and query {query.dtype}; make them equal.")
         if tensor.device != query.device:
             raise InvalidArgumentError(f"{name} is on {tensor.device} and query on {query.device}; move one there.")
+    check_real_device("query", query)
     if not query.dtype.is_floating_point or query.element_size() < 2:
         raise InvalidArgumentError(f"query has dtype {query.dtype}; use float16, bfloat16, float32 or float64.")
     if query.dim() not in (3, 4, 5) or 0 in query.shape[2:]:
@@ -41,25 +41,21 @@ def check_inputs(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) ->
         )
 
 
-def check_probability(p: float) -> None:
-    """Raise InvalidArgumentError unless `p` is a number from 0 up to, but not, 1."""
-    if not 0 <= check_real("p", p) < 1:
-        raise InvalidArgumentError(f"p is {p!r}; give a probability of dropout from 0 up to, but not, 1.")
-
-
 def heads_together(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the three as `[batch, length, heads, head_dim]`; key and value with fewer heads where a group shares one.
 
-    A head that was expanded over its group (stride 0) is one in memory, and is taken once.
+    A head that was expanded over its group (stride 0) is one in memory, and is taken once. Not of a leaf of autograd:
+    it keeps a gradient for each of its entries, and no one sums them up.
     """
     if query.dim() == 3:
         return query[:, :, None], key[:, :, None], value[:, :, None]
     if query.dim() == 4:
         return query, key, value
     q = query.flatten(2, 3)  # [batch, q_len, groups * heads, head_dim]
-    if key.stride(3) == value.stride(3) == 0 or key.shape[3] == 1:
+    leaf = any(x.requires_grad and (x.is_leaf or x.retains_grad) for x in (key, value))
+    if (key.stride(3) == value.stride(3) == 0 and not leaf) or key.shape[3] == 1:
         return q, key[:, :, :, 0], value[:, :, :, 0]  # [batch, kv_len, groups, head_dim]
     return q, key.flatten(2, 3), value.flatten(2, 3)
 

@@ -12,9 +12,10 @@ from typing import Literal, Unpack, overload
 import torch
 
 from vllm_teach import counters
-from vllm_teach.attention.dropout import keep_mask
+from vllm_teach.attention.autocast import without_autocast
+from vllm_teach.attention.dropout import keep_mask, number_heads
 from vllm_teach.attention.scores import add_alibi, soft_cap
-from vllm_teach.attention.shapes import AttentionShape, check_count, check_qkv
+from vllm_teach.attention.shapes import AttentionShape, check_count, check_qkv, check_tensor
 from vllm_teach.attention.traffic import naive_steps
 from vllm_teach.attention.variant import Variant, VariantArguments
 from vllm_teach.errors import InvalidArgumentError
@@ -38,6 +39,7 @@ def naive_attention(
     return_lse: bool = ..., return_probs: Literal[True], first_batch: int = ..., **arguments: Unpack[VariantArguments],
 ) -> tuple[torch.Tensor, ...]: ...
 # fmt: on
+@without_autocast
 def naive_attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -49,7 +51,7 @@ def naive_attention(
     first_batch: int = 0,
     **arguments: Unpack[VariantArguments],
 ) -> torch.Tensor | tuple[torch.Tensor, ...]:
-    """Return softmax(q k^T * scale) v, computed in the inputs' dtype with S and P materialised.
+    """Return softmax(q k^T * scale) v, computed in the inputs' dtype, under autocast too, with S and P materialised.
 
     Shapes: q `[batch, q_len, q_heads, head_dim]`, k and v `[batch, kv_len, kv_heads, head_dim]`; q_heads is a multiple
     of kv_heads, and query head h uses key/value head h // (q_heads // kv_heads). `arguments` are those of `Variant`:
@@ -104,7 +106,7 @@ def _cap_and_alibi(scores: torch.Tensor, variant: Variant, shape: AttentionShape
 def _drop(probs: torch.Tensor, variant: Variant, first_batch: int) -> torch.Tensor:
     """Return P after dropout: each probability 0 or divided by 1 - p."""
     batch, q_heads, q_len, kv_len = probs.shape
-    batch_heads = torch.arange(batch * q_heads, device=probs.device) + first_batch * q_heads
+    batch_heads = number_heads(first_batch, batch, q_heads, probs.device)
     keep = keep_mask(variant.dropout_seed, variant.dropout_p, batch_heads, (0, q_len), (0, kv_len))
     return probs * keep.view_as(probs) / (1 - variant.dropout_p)  # keep was [batch * q_heads, q_len, kv_len]
 
@@ -122,8 +124,7 @@ def _visible(
 
 
 def _check_mask(mask: torch.Tensor, shape: AttentionShape, device: torch.device) -> None:
-    if not isinstance(mask, torch.Tensor):
-        raise InvalidArgumentError(f"mask is of type {type(mask).__name__}; give a bool tensor or None.")
+    check_tensor("mask", mask, " of booleans, or None")
     full = (shape.batch, shape.q_heads, shape.q_len, shape.kv_len)
     fits = mask.dim() <= 4 and all(a in (1, b) for a, b in zip(mask.shape[::-1], full[::-1], strict=False))
     if mask.dtype != torch.bool or not fits:

@@ -6,6 +6,7 @@ with the position. The product of a turned query and a turned key then depends o
 
 import torch
 
+from vllm_teach.attention.shapes import check_real_device, check_tensor
 from vllm_teach.errors import InvalidArgumentError
 
 
@@ -21,6 +22,7 @@ def apply_rotary(
 
     Raises InvalidArgumentError when the tables do not fit each other or x, or end before a position.
     """
+    _check_turned(x, positions)
     check_rotary_tables(cos, sin, x)
     check_rotary_positions(positions, cos)
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
@@ -36,11 +38,28 @@ def apply_rotary(
     return torch.cat((pairs.flatten(-2).to(x.dtype), rest), dim=-1)
 
 
+def _check_turned(x: torch.Tensor, positions: torch.Tensor) -> None:
+    """Raise InvalidArgumentError unless `x` can be turned and `positions` has one for each of its tokens."""
+    check_tensor("x", x, " [batch, length, heads, head_dim]")
+    if x.dim() != 4 or not x.dtype.is_floating_point:
+        raise InvalidArgumentError(
+            f"x has dtype {x.dtype} and shape {list(x.shape)}; give floats [batch, length, heads, head_dim]."
+        )
+    check_tensor("positions", positions, " of int64, [batch, length]")
+    if positions.dtype not in (torch.int64, torch.int32) or positions.shape != x.shape[:2]:
+        raise InvalidArgumentError(
+            f"positions has dtype {positions.dtype} and shape {list(positions.shape)}; it must be int64 or int32 of "
+            f"shape {list(x.shape[:2])}, as x has {list(x.shape)}."
+        )
+    if positions.device != x.device:
+        raise InvalidArgumentError(f"positions is on {positions.device} and x on {x.device}; move one to the other.")
+    check_real_device("x", x)
+
+
 def check_rotary_tables(cos: torch.Tensor, sin: torch.Tensor, x: torch.Tensor) -> None:
     """Raise InvalidArgumentError unless `cos` and `sin` are equally shaped tables for the channels of `x`."""
     for name, table in (("rotary_cos", cos), ("rotary_sin", sin)):
-        if not isinstance(table, torch.Tensor):
-            raise InvalidArgumentError(f"{name} is of type {type(table).__name__}; give a tensor [positions, pairs].")
+        check_tensor(name, table, " [positions, pairs]")
         if table.dim() != 2 or not table.dtype.is_floating_point:
             raise InvalidArgumentError(
                 f"{name} has dtype {table.dtype} and shape {list(table.shape)}; "

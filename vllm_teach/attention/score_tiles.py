@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from vllm_teach.attention.dropout import keep_mask
+from vllm_teach.attention.dropout import keep_mask, number_heads
 from vllm_teach.attention.scores import bias_and_mask, grouped_slopes, modify_scores
-from vllm_teach.attention.shapes import AttentionShape, check_count
+from vllm_teach.attention.shapes import AttentionShape
 from vllm_teach.attention.traffic import Span
 from vllm_teach.attention.variant import Variant
 
@@ -41,8 +41,7 @@ class ScoreTiles:
     @classmethod
     def of(cls, shape: AttentionShape, variant: Variant, device: torch.device, first_batch: int) -> ScoreTiles:
         """Prepare a call whose first sequence is number `first_batch` in the dropout mask."""
-        check_count("first_batch", first_batch, 0)
-        batch_heads = torch.arange(shape.batch * shape.q_heads, device=device) + first_batch * shape.q_heads
+        batch_heads = number_heads(first_batch, shape.batch, shape.q_heads, device)
         return cls(shape, variant, grouped_slopes(variant.alibi_slopes, shape.kv_heads), batch_heads)
 
     def modify(self, scores: torch.Tensor, rows: Span, keys: Span, kind: int) -> torch.Tensor:

@@ -129,8 +129,13 @@ def check_tensor(name: str, tensor: torch.Tensor, shape: str = "") -> None:
         raise InvalidArgumentError(f"{name} is {kind}; give a dense tensor{shape}.")
 
 
-def check_ints(name: str, tensor: torch.Tensor, shape: tuple[int | None, ...], device: torch.device) -> None:
-    """Raise InvalidArgumentError unless the argument `name` is an int32 tensor of `shape` on `device`; None: any size."""
+def check_ints(
+    name: str, tensor: torch.Tensor, shape: tuple[int | None, ...], device: torch.device | None = None
+) -> None:
+    """Raise InvalidArgumentError unless the argument `name` is an int32 tensor of `shape`, where None is any size.
+
+    It must be on `device`; None: on any that holds numbers, as it will be read here.
+    """
     import torch
 
     if not isinstance(tensor, torch.Tensor):
@@ -141,8 +146,15 @@ def check_ints(name: str, tensor: torch.Tensor, shape: tuple[int | None, ...], d
         raise InvalidArgumentError(
             f"{name} has dtype {tensor.dtype} and shape {list(tensor.shape)}; it must be int32 of shape [{wanted}]."
         )
-    if tensor.device != device:
+    if device is not None and tensor.device != device:
         raise InvalidArgumentError(f"{name} is on {tensor.device} and q on {device}; move one to the other.")
+    check_real_device(name, tensor)
+
+
+def check_real_device(name: str, tensor: torch.Tensor) -> None:
+    """Raise InvalidArgumentError when the argument `name` is on the device meta."""
+    if tensor.is_meta:
+        raise InvalidArgumentError(f"{name} is on meta, where tensors hold no numbers; give one of a real device.")
 
 
 def check_dtypes_and_devices(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -156,8 +168,7 @@ def check_dtypes_and_devices(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) 
             raise InvalidArgumentError(f"{name} has dtype {tensor.dtype} and q {q.dtype}; convert one to the other.")
         if tensor.device != q.device:
             raise InvalidArgumentError(f"{name} is on {tensor.device} and q on {q.device}; move one to the other.")
-    if q.is_meta:
-        raise InvalidArgumentError("q is on meta, where tensors hold no numbers; give tensors of a real device.")
+    check_real_device("q", q)
 
 
 def check_heads(q: torch.Tensor, k: torch.Tensor) -> None:

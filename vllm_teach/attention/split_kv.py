@@ -16,14 +16,15 @@ from typing import Unpack
 import torch
 
 from vllm_teach.attention.autocast import without_autocast
+from vllm_teach.attention.merge_attentions import check_parts, merge_parts
 from vllm_teach.attention.online_softmax import SoftmaxState, finish, update
-from vllm_teach.attention.patterns.base import TileKind
 from vllm_teach.attention.score_tiles import ScoreTiles, stack_groups, unstack_groups
 from vllm_teach.attention.shapes import AttentionShape, check_count, check_qkv
+from vllm_teach.attention.traffic import Span, tile_pairs
 from vllm_teach.attention.variant import Variant, VariantArguments
 from vllm_teach.errors import InvalidArgumentError
 
-_Tile = tuple[tuple[int, int], int]  # the (first, end) of its keys, and what the pattern leaves of it, a TileKind
+_Tile = tuple[Span, int]  # the (first, end) of its keys, and what the pattern leaves of it, a TileKind
 _MOST_SPLITS = 128  # FlashAttention's limit: what a further split saves is less than what its merge costs
 
 
@@ -54,11 +55,12 @@ def split_kv_attention(
     variant = Variant.of(shape, q.device, **arguments)
     if variant.dropout_p:
         raise InvalidArgumentError(f"dropout_p is {variant.dropout_p}; split-KV attention decodes, so it must be 0.")
-    check_count("tile_k", tile_k, 1)
-    if check_count("num_splits", num_splits, 0) == 0:
+    if (num_splits := check_count("num_splits", num_splits, 0)) == 0:
         num_splits = choose_num_splits_for(shape, q.device, tile_k)
 
-    splits = share_out(_visible_tiles(shape, variant, tile_k), num_splits)
+    # All queries are the rows of one tile; of no query there is none.
+    pairs = list(tile_pairs(shape, variant.pattern, max(1, shape.q_len), tile_k))
+    splits = share_out(pairs[0][1] if pairs else [], num_splits)
     partial = [_attend(q, k, v, tiles, shape, variant) for tiles in splits]
     out, lse = merge_attention([out for out, _ in partial], [lse for _, lse in partial])
     return out.to(q.dtype), lse
@@ -70,27 +72,13 @@ def merge_attention(outs: Sequence[torch.Tensor], lses: Sequence[torch.Tensor]) 
     Each of `outs` is `[batch, q_len, q_heads, head_dim]`, each of `lses` `[batch, q_heads, q_len]`. A part's weight is
     its share of the softmax's denominator: exp(its lse - lse of all). A part in which a row saw no key has lse -inf
     and weight 0; a row that saw no key in any gives 0 and -inf. Computed in the dtype of `lses`; out has `outs`' dtype.
+    Under xFormers' name, and with its arguments, this is `merge_attentions.merge_attentions`.
 
     Raises InvalidArgumentError when there is no part, or the parts' shapes do not fit each other.
     """
-    if not outs or len(outs) != len(lses):
-        raise InvalidArgumentError(
-            f"outs has {len(outs)} parts and lses {len(lses)}; give one or more, as many of both."
-        )
-    batch, q_len, q_heads, _ = outs[0].shape
-    for out, lse in zip(outs, lses, strict=True):
-        if out.shape != outs[0].shape or lse.shape != (batch, q_heads, q_len):
-            raise InvalidArgumentError(
-                f"outs and lses hold parts of shapes {list(out.shape)} and {list(lse.shape)}; all must be "
-                f"{list(outs[0].shape)} and {[batch, q_heads, q_len]}, as the first of outs says."
-            )
-    parts = torch.stack(list(lses))  # [parts, batch, q_heads, q_len]
-    lse = torch.logsumexp(parts, dim=0)  # [batch, q_heads, q_len]
-    # A blind row has -inf - -inf, which is NaN; its parts' outs are 0, so any finite weight is right.
-    weights = torch.exp(parts - torch.where(lse == -math.inf, 0, lse))
-    weights = weights.transpose(-2, -1)[..., None]  # [parts, batch, q_len, q_heads, 1]
-    out = (torch.stack(list(outs)).to(weights.dtype) * weights).sum(dim=0)  # [batch, q_len, q_heads, head_dim]
-    return out.to(outs[0].dtype), lse
+    parts, part_lses = check_parts("outs", outs, "lses", lses)
+    out, lse = merge_parts(parts, part_lses)
+    return out.to(parts[0].dtype), lse
 
 
 def share_out(tiles: Sequence[_Tile], num_splits: int) -> list[Sequence[_Tile]]:
@@ -167,14 +155,3 @@ def _attend(
         state = update(state, modifier.modify(scores, rows, keys, kind), v_tile)
     out, lse = finish(state)
     return unstack_groups(out, shape), lse.reshape(shape.batch, shape.q_heads, shape.q_len)
-
-
-def _visible_tiles(shape: AttentionShape, variant: Variant, tile_k: int) -> list[_Tile]:
-    """Return the tiles in which some query sees some key, in order; all queries are rows of each."""
-    bounds = [(start, min(start + tile_k, shape.kv_len)) for start in range(0, shape.kv_len, tile_k)]
-    if shape.q_len == 0:
-        return []
-    if variant.pattern is None:
-        return [(keys, TileKind.FULL) for keys in bounds]
-    kinds = variant.pattern.tile_map(shape.q_len, shape.kv_len, shape.q_len, tile_k)  # [1, tiles]
-    return [(keys, kind) for keys, kind in zip(bounds, kinds[0].tolist(), strict=True) if kind != TileKind.EMPTY]

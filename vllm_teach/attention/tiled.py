@@ -14,12 +14,12 @@ import torch
 from vllm_teach import counters
 from vllm_teach.attention.autocast import without_autocast
 from vllm_teach.attention.online_softmax import SoftmaxState, finish, update
+from vllm_teach.attention.recomputing import check_differentiable, refuse_second_derivative
 from vllm_teach.attention.score_tiles import ScoreTiles, stack_groups, unstack_groups
 from vllm_teach.attention.shapes import AttentionShape, check_qkv
 from vllm_teach.attention.tiled_backward import flash_attention_backward
 from vllm_teach.attention.traffic import q_tile_step, tile_pair_step, tile_pairs
 from vllm_teach.attention.variant import Variant, VariantArguments
-from vllm_teach.errors import InvalidArgumentError
 
 
 class TiledArguments(VariantArguments, total=False):
@@ -57,12 +57,11 @@ def flash_attention(
 
     For the backward pass only q, k, v, out and lse are kept, whose size is linear in n: it computes the probabilities
     again, tile by tile. Both results may be differentiated. Raises InvalidArgumentError when the arguments do not fit
-    together, and for ALiBi slopes that require a gradient, which this backward pass does not give.
+    together, and for a derivative that this backward pass does not give: see `recomputing`.
     """
     shape = check_qkv(q, k, v)
     variant = Variant.of(shape, q.device, **arguments)
-    if variant.alibi_slopes is not None and variant.alibi_slopes.requires_grad:
-        raise InvalidArgumentError("alibi_slopes requires a gradient; detach it, or use naive_attention.")
+    check_differentiable(variant, q=q, k=k, v=v)
     call: TiledArguments = {**arguments, "tile_q": tile_q, "tile_k": tile_k, "first_batch": first_batch}
     if variant.dropout_p:
         call["dropout_seed"] = variant.dropout_seed  # drawn once: the backward pass must drop the same pairs
@@ -87,10 +86,7 @@ class TiledAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         """Compute the gradients of q, k and v; `arguments` has none."""
-        if torch.is_grad_enabled():  # not PyTorch's once_differentiable: it lets a constant dout through, in silence
-            raise InvalidArgumentError(
-                "create_graph is True; flash_attention can be differentiated once: for more, use naive_attention."
-            )
+        refuse_second_derivative("flash_attention")
         q, k, v, out, lse = ctx.saved_tensors
         dout = torch.zeros_like(out) if dout is None else dout
         return *flash_attention_backward(dout, q, k, v, out, lse, dlse=dlse, **ctx.arguments), None

@@ -16,7 +16,7 @@ dlse * P to dS: it is taken off D. Dropout multiplies P by a mask M (0 or 1 / (1
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 
@@ -25,7 +25,7 @@ from vllm_teach.attention.autocast import without_autocast
 from vllm_teach.attention.backward_traffic import backward_keys_step, backward_pair_step, backward_queries_step
 from vllm_teach.attention.score_tiles import ScoreTiles, stack_groups, unstack_groups
 from vllm_teach.attention.scores import soft_cap
-from vllm_teach.attention.shapes import AttentionShape, check_qkv
+from vllm_teach.attention.shapes import AttentionShape, check_qkv, check_tensor
 from vllm_teach.attention.traffic import Span, key_tile_pairs
 from vllm_teach.attention.variant import Variant, VariantArguments
 from vllm_teach.errors import InvalidArgumentError
@@ -58,9 +58,9 @@ def flash_attention_backward(
     """
     shape = check_qkv(q, k, v)
     _check_rows(shape, q, {"dout": dout, "out": out, "lse": lse, "dlse": dlse})
-    if arguments.get("dropout_p") and arguments.get("dropout_seed") is None:
-        raise InvalidArgumentError("dropout_seed is None; the backward pass needs the seed that the forward pass used.")
     variant = Variant.of(shape, q.device, **arguments)
+    if variant.dropout_p and arguments.get("dropout_seed") is None:
+        raise InvalidArgumentError("dropout_seed is None; the backward pass needs the seed that the forward pass used.")
     tiles = ScoreTiles.of(shape, variant, q.device, first_batch)
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
 
@@ -125,15 +125,20 @@ def _drop(
     return p * mask, dp.mul_(mask)
 
 
-def _check_rows(shape: AttentionShape, q: torch.Tensor, tensors: dict[str, torch.Tensor | None]) -> None:
-    """Raise InvalidArgumentError unless out and lse, and their gradients, have a place for each query of q."""
+def _check_rows(shape: AttentionShape, q: torch.Tensor, tensors: dict[str, Any]) -> None:
+    """Raise InvalidArgumentError unless out and lse, and their gradients, have a float for each query of q."""
     for name, tensor in tensors.items():
         wanted = [shape.batch, shape.q_heads, shape.q_len] if name.endswith("lse") else list(q.shape)
-        if tensor is None:
+        if tensor is None and name == "dlse":
             continue
+        check_tensor(name, tensor, f" {wanted}")
         if list(tensor.shape) != wanted:
             raise InvalidArgumentError(
                 f"{name} has shape {list(tensor.shape)} and q {list(q.shape)}; {name} must be {wanted}."
+            )
+        if not tensor.dtype.is_floating_point or tensor.device != q.device:
+            raise InvalidArgumentError(
+                f"{name} has dtype {tensor.dtype} on {tensor.device} and q {q.dtype} on {q.device}; give floats there."
             )
 
 

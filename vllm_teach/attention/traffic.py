@@ -38,6 +38,8 @@ def working_set_bytes(tile_q: int, tile_k: int, head_dim: int, input_bytes: int)
     The Q, K and V tiles in the input's dtype; the score tile, the output accumulator, m and l in float32 (float64 for
     float64 input).
     """
+    tile_q, tile_k = check_count("tile_q", tile_q, 1), check_count("tile_k", tile_k, 1)
+    head_dim, input_bytes = check_count("head_dim", head_dim, 1), check_count("input_bytes", input_bytes, 1)
     inputs = (tile_q + 2 * tile_k) * head_dim * input_bytes
     return inputs + (tile_q * tile_k + tile_q * (head_dim + 2)) * accumulator_bytes(input_bytes)
 
@@ -51,8 +53,6 @@ def choose_tile(head_dim: int, input_bytes: int, fast_memory_bytes: int) -> tupl
 
     Raises InvalidArgumentError when an argument is not positive or when not even a 1 x 1 tile fits.
     """
-    head_dim = check_count("head_dim", head_dim, 1)
-    input_bytes = check_count("input_bytes", input_bytes, 1)
     fast_memory_bytes = check_count("fast_memory_bytes", fast_memory_bytes, 1)
     return largest_pair(
         lambda tile_q, tile_k: working_set_bytes(tile_q, tile_k, head_dim, input_bytes), fast_memory_bytes
@@ -115,7 +115,8 @@ def tile_kinds(shape: AttentionShape, pattern: Pattern | None, tile_q: int, tile
     check_count("tile_k", tile_k, 1)
     if pattern is not None:
         return pattern.tile_map(shape.q_len, shape.kv_len, tile_q, tile_k)
-    return torch.full((-(-shape.q_len // tile_q), -(-shape.kv_len // tile_k)), TileKind.FULL, dtype=torch.int8)
+    tiles = -(-shape.q_len // tile_q), -(-shape.kv_len // tile_k)
+    return torch.full(tiles, TileKind.FULL, dtype=torch.int8, device="cpu")
 
 
 def cut(length: int, tile: int) -> list[Span]:
@@ -181,7 +182,7 @@ def naive_traffic(
     `kv_heads` changes nothing: see `naive_steps`. Raises InvalidArgumentError for a size that cannot be.
     """
     shape = AttentionShape(batch, q_len, kv_len, q_heads, kv_heads, head_dim)
-    check_count("input_bytes", input_bytes, 1)
+    input_bytes = check_count("input_bytes", input_bytes, 1)
     tally = Tally()
     for name, step in naive_steps(shape, input_bytes).items():
         tally.charge(name, step)
@@ -211,8 +212,8 @@ def tiled_traffic(
     from vllm_teach.attention.variant import merge_masks
 
     shape = AttentionShape(batch, q_len, kv_len, q_heads, kv_heads, head_dim)
-    for name, value in (("input_bytes", input_bytes), ("fast_memory_bytes", fast_memory_bytes)):
-        check_count(name, value, 1)
+    input_bytes = check_count("input_bytes", input_bytes, 1)
+    fast_memory_bytes = check_count("fast_memory_bytes", fast_memory_bytes, 1)
     visited = tile_kinds(shape, merge_masks(causal, pattern=pattern), tile_q, tile_k) != 0  # 0 is EMPTY
     tally = Tally(fast_memory_bytes=fast_memory_bytes)
     for (q_start, q_end), counts in zip(cut(q_len, tile_q), tile_counts(visited, kv_len, tile_k), strict=True):

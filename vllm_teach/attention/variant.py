@@ -10,11 +10,15 @@ import torch
 from vllm_teach.attention.dropout import check_dropout
 from vllm_teach.attention.patterns.base import Pattern
 from vllm_teach.attention.patterns.simple import Causal, LocalWindow
-from vllm_teach.attention.shapes import AttentionShape, check_real, check_scale
+from vllm_teach.attention.shapes import AttentionShape, check_count, check_real, check_scale, check_tensor
 from vllm_teach.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+
+# Scores are divided by it, in float32 too: of a number that is 0 there they would become NaN.
+_LEAST_SOFTCAP = 1e-30
 
 
 class VariantArguments(TypedDict, total=False):
@@ -93,8 +97,8 @@ def merge_masks(causal: bool, window_size: Sequence[int] = (-1, -1), pattern: Pa
         raise InvalidArgumentError(
             f"pattern is of type {type(pattern).__name__}; give a Pattern of vllm_teach.attention.patterns or None."
         )
-    window = LocalWindow(*window_size)  # checks the two
-    left, right = window.left, 0 if causal else window.right
+    left, right = (check_count(f"window_size[{i}]", size, -1) for i, size in enumerate(window_size))
+    right = 0 if causal else right
     band: Pattern | None = None if left == right == -1 else LocalWindow(left, right)
     if (left, right) == (-1, 0):
         band = Causal()
@@ -105,16 +109,15 @@ def merge_masks(causal: bool, window_size: Sequence[int] = (-1, -1), pattern: Pa
 
 def _check_softcap(softcap: float) -> float:
     value = check_real("softcap", softcap)
-    if value < 0:
-        raise InvalidArgumentError(f"softcap is {softcap!r}; give a positive number, or 0 for none.")
+    if value < 0 or 0 < value < _LEAST_SOFTCAP:
+        raise InvalidArgumentError(f"softcap is {softcap!r}; give a number from {_LEAST_SOFTCAP}, or 0 for none.")
     return value
 
 
 def _check_slopes(slopes: torch.Tensor | None, shape: AttentionShape, device: torch.device) -> torch.Tensor | None:
     if slopes is None:
         return None
-    if not isinstance(slopes, torch.Tensor):
-        raise InvalidArgumentError(f"alibi_slopes is of type {type(slopes).__name__}; give a float32 tensor or None.")
+    check_tensor("alibi_slopes", slopes, " of float32, or None")
     fits = tuple(slopes.shape) in ((shape.q_heads,), (shape.batch, shape.q_heads))
     if slopes.dtype != torch.float32 or not fits:
         raise InvalidArgumentError(

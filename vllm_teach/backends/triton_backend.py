@@ -38,7 +38,7 @@ _INTERPRETER = "TRITON_INTERPRET"
 
 
 def unavailable() -> str | None:
-    """Return why this machine cannot run the kernels: the package, the GPU, its compiler, or the interpreter's switch."""
+    """Return why this machine cannot run the kernels: the package, the GPU, a compiler, or the interpreter's switch."""
     if find_spec("triton") is None:
         return "The package triton is not installed; pip install 'vllm-teach[gpu]' installs it on Linux."
     if _interpreted():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
 import torch
 import torch.nn.functional as F
@@ -39,7 +40,7 @@ class Perplexity:
     @property
     def perplexity(self) -> float:
         """exp(nll); infinite where float64 does not reach."""
-        return math.exp(self.nll) if self.nll < 709 else math.inf
+        return math.inf if self.nll >= 709 else math.exp(self.nll)
 
     def __repr__(self) -> str:
         return f"Perplexity(nll={self.nll:.4f}, tokens={self.tokens}, perplexity={self.perplexity:.3f})"
@@ -65,7 +66,7 @@ def perplexity(
     smaller stride costs more windows and gives more context.
 
     Raises InvalidArgumentError when there are fewer than two tokens, when `window` or `stride` do not fit, or when
-    the logits are not `[len, vocab]` or have no entry for a token.
+    the logits are not `[len, vocab]`, have no entry for a token, or leave its probability undefined (NaN).
     """
     ids = _check_ids(token_ids)
     stride = _check_window(window, stride)
@@ -74,9 +75,9 @@ def perplexity(
     with torch.inference_mode():
         for start, first, end in tqdm(spans, desc="perplexity", unit="window", disable=not progress):
             states = model(ids[start:end])
-            if states.dim() != 2 or len(states) != end - start:
+            if not isinstance(states, torch.Tensor) or states.dim() != 2 or len(states) != end - start:
                 raise InvalidArgumentError(
-                    f"model returned shape {list(states.shape)} for {end - start} tokens: it must return "
+                    f"model returned {_shown(states)} for {end - start} tokens: it must return "
                     f"[{end - start}, {'hidden' if head else 'vocab'}]."
                 )
             # Row t predicts token t + 1, so tokens first … end - 1 are predicted by the rows one before them.
@@ -84,6 +85,11 @@ def perplexity(
                 chosen = states[rows[0] : rows[-1] + 1]  # [rows, hidden or vocab]
                 place = slice(start + int(rows[0]), start + int(rows[-1]) + 1)
                 nlls[place] = _nlls(chosen if head is None else head(chosen), ids[place.start + 1 : place.stop + 1])
+    if (undefined := torch.nonzero(nlls.isnan())).numel():
+        raise InvalidArgumentError(
+            f"model gives token {int(undefined[0]) + 1} no probability, and {len(undefined)} of {len(nlls)} in all: "
+            "its logits hold NaN or +inf."
+        )
     return Perplexity(nlls)
 
 
@@ -102,36 +108,46 @@ def windows(length: int, window: int, stride: int) -> Iterator[tuple[int, int, i
 
 
 def _nlls(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    if logits.dim() != 2 or len(logits) != len(targets) or logits.shape[1] <= int(targets.max()):
+    fits = isinstance(logits, torch.Tensor) and not logits.is_complex() and logits.dim() == 2
+    if not fits or len(logits) != len(targets) or logits.shape[1] <= int(targets.max()):
         raise InvalidArgumentError(
-            f"logits have shape {list(logits.shape)} for {len(targets)} tokens with ids up to {int(targets.max())}: "
-            "they must be [tokens, vocab], of a vocabulary that holds the ids."
+            f"logits have {_shown(logits)} for {len(targets)} tokens with ids up to {int(targets.max())}: "
+            "they must be real numbers [tokens, vocab], of a vocabulary that holds the ids."
         )
     wide = logits if logits.dtype == torch.float64 else logits.float()
     return F.cross_entropy(wide, targets.to(logits.device), reduction="none").double().cpu()
 
 
 def _check_ids(token_ids: Sequence[int] | torch.Tensor) -> torch.Tensor:
-    ids = torch.as_tensor(token_ids)
-    if ids.dim() != 1 or len(ids) < 2 or ids.is_floating_point() or ids.dtype == torch.bool:
+    try:
+        ids = torch.as_tensor(token_ids)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidArgumentError(f"token_ids is no flat sequence of ids ({error}): give two ids or more.") from error
+    whole = not (ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool)
+    if ids.dim() != 1 or len(ids) < 2 or not whole:
         raise InvalidArgumentError(
             f"token_ids has dtype {ids.dtype} and shape {list(ids.shape)}: give a flat sequence of two ids or more."
         )
+    ids = ids.long().cpu()
     if int(ids.min()) < 0:
         raise InvalidArgumentError(f"token_ids holds {int(ids.min())}: ids are 0 or more.")
-    return ids.long().cpu()
+    return ids
+
+
+def _shown(value: object) -> str:
+    return f"shape {list(value.shape)}" if isinstance(value, torch.Tensor) else f"type {type(value).__name__}"
 
 
 def _check_window(window: int, stride: int | None) -> int:
     if not _whole(window) or window < 2:
         raise InvalidArgumentError(f"window={window!r} is not valid: give a whole number of tokens, 2 or more.")
     if stride is None:
-        return window // 2
+        return int(window) // 2
     if not _whole(stride) or not 1 <= stride < window:
         # With a stride of `window`, the first token of each window would have no context.
         raise InvalidArgumentError(f"stride={stride!r} is not valid: give a whole number from 1 to {window - 1}.")
-    return stride
+    return int(stride)
 
 
 def _whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, Integral) and not isinstance(value, bool)

@@ -19,6 +19,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from vllm_teach.errors import InvalidArgumentError, ResourceNotFoundError
+
 # Packaged apart by some distributions, or gone in a later Python: without them the corpus depends on the version alone.
 _NOT_EVERYWHERE = {"distutils", "ensurepip", "idlelib", "lib2to3", "pydoc_data", "tkinter", "turtle", "turtledemo"}
 _TEST_FOLDERS = {"test", "tests", "idle_test"}
@@ -28,6 +30,7 @@ _SHORTEST_DOCUMENT = 100
 # Of 20 hash values, one gives the part that chooses among checkpoints, and two the part that judges the choice.
 _PARTS = {0: "dev", 1: "validation", 2: "validation"}
 PARTS = ("train", "dev", "validation")
+SOURCES = ("topics", "docstrings")
 
 
 @dataclass(frozen=True)
@@ -44,22 +47,47 @@ class Document:
         return _PARTS.get(int.from_bytes(digest[:8], "big") % 20, "train")
 
 
-def collect_documents(*, sources: Iterable[str] = ("topics", "docstrings"), progress: bool = False) -> list[Document]:
+def collect_documents(*, sources: Iterable[str] = SOURCES, progress: bool = False) -> list[Document]:
     """Return the documents of this Python installation, sorted by name.
 
     `sources` may leave out the topics or the docstrings (which take some seconds to parse). A paragraph that a document
     before has too is dropped, so that no long paragraph lies in two parts: the manual's topics quote one another.
+
+    Raises InvalidArgumentError for another source, and ResourceNotFoundError when this Python lacks one of them or a
+    file of it cannot be read: a corpus with a gap would be another corpus.
     """
+    chosen = {sources} if isinstance(sources, str) else set(sources)
+    if not chosen or chosen - set(SOURCES):
+        raise InvalidArgumentError(f"sources is {sources!r}; give one or both of {', '.join(SOURCES)}.")
     texts: dict[str, str] = {}
-    if "topics" in sources:
-        topics: dict[str, str] = import_module("pydoc_data.topics").topics
-        texts.update({f"topics/{name}": text for name, text in topics.items()})
-    if "docstrings" in sources:
+    if "topics" in chosen:
+        texts.update({f"topics/{name}": text for name, text in _topics().items()})
+    if "docstrings" in chosen:
         root = Path(sysconfig.get_paths()["stdlib"])
         for file in tqdm(_source_files(root), desc="docstrings", unit="file", disable=not progress):
-            texts[file.relative_to(root).as_posix()] = "\n\n".join(docstrings(file.read_bytes()))
+            texts[file.relative_to(root).as_posix()] = "\n\n".join(_docstrings_of(file))
     unique = without_copies(dict(sorted(texts.items())))
     return [Document(name, text) for name, text in unique.items() if len(text) >= _SHORTEST_DOCUMENT]
+
+
+def _topics() -> dict[str, str]:
+    try:
+        return import_module("pydoc_data.topics").topics
+    except ImportError as error:
+        raise ResourceNotFoundError(
+            f"pydoc_data.topics is not in this Python ({error}); install its whole standard library, or leave the "
+            "topics out of sources."
+        ) from error
+
+
+def _docstrings_of(file: Path) -> list[str]:
+    try:
+        return list(docstrings(file.read_bytes()))
+    # What is no Python, what is no text, and what is nested too deeply.
+    except (OSError, SyntaxError, ValueError, RecursionError) as error:
+        raise ResourceNotFoundError(
+            f"{file}, a file of the standard library, cannot be read ({error}); repair this Python's installation."
+        ) from error
 
 
 def corpus_hash(documents: Iterable[Document]) -> str:
@@ -110,4 +138,6 @@ def _source_files(root: Path) -> list[Path]:
         parts = file.relative_to(root).with_suffix("").parts
         if parts[0] in modules and not _TEST_FOLDERS.intersection(parts):
             files.append(file)
+    if not files:
+        raise ResourceNotFoundError(f"{root} holds no sources of the standard library; use a Python that has them.")
     return files

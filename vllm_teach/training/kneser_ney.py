@@ -14,10 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from vllm_teach.attention.shapes import check_count
 from vllm_teach.errors import InvalidArgumentError
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float64]
+
+_LARGEST_VOCABULARY = 2**21 - 1
 
 
 @dataclass(frozen=True)
@@ -55,13 +58,20 @@ class KneserNey:
 
     Each document is a sequence of ids; it is preceded by two ends of text and closed by one (`end_id`), which is
     predicted too. `modified` takes Chen and Goodman's three discounts per order (for counts of 1, 2, and 3 or more) in
-    place of Kneser and Ney's one; it is the stronger model. Raises InvalidArgumentError for an id out of range.
+    place of Kneser and Ney's one; it is the stronger model.
+
+    Raises InvalidArgumentError for an id out of range, no document, or a vocabulary of more than 2,097,151 tokens,
+    whose trigrams do not fit into 63 bits.
     """
 
     def __init__(
         self, documents: Sequence[Sequence[int]], vocab_size: int, *, end_id: int = 0, modified: bool = True
     ) -> None:
-        self.vocab_size, self.end_id = vocab_size, end_id
+        self.vocab_size, self.end_id = check_count("vocab_size", vocab_size, 1), end_id
+        if vocab_size > _LARGEST_VOCABULARY:
+            raise InvalidArgumentError(f"vocab_size is {vocab_size}; give at most {_LARGEST_VOCABULARY}.")
+        if not len(documents):
+            raise InvalidArgumentError("documents is empty; give one or more.")
         trigrams = np.concatenate([self._trigrams(document) for document in documents])
         self._orders = []
         keys, counts = np.unique(trigrams, return_counts=True)
@@ -74,6 +84,7 @@ class KneserNey:
     def probabilities(self, context: tuple[int, int]) -> Floats:
         """Return the probability of every token after the two of `context`, float64 `[vocab_size]`; they sum to 1."""
         first, second = context
+        self._check_ids(min(context), max(context), "context holds")
         return self._score(np.arange(self.vocab_size) + self.vocab_size * (second + self.vocab_size * first))
 
     def nlls(self, document: Sequence[int]) -> Floats:
@@ -88,12 +99,14 @@ class KneserNey:
 
     def _trigrams(self, document: Sequence[int]) -> Ids:
         ids = np.array([self.end_id, self.end_id, *document, self.end_id], dtype=np.int64)
-        if ids.min() < 0 or ids.max() >= self.vocab_size:
-            raise InvalidArgumentError(
-                f"documents hold the ids {ids.min()} to {ids.max()}: vocab_size={self.vocab_size} needs 0 to "
-                f"{self.vocab_size - 1}."
-            )
+        self._check_ids(ids.min(), ids.max(), "documents hold")
         return (ids[:-2] * self.vocab_size + ids[1:-1]) * self.vocab_size + ids[2:]
+
+    def _check_ids(self, lowest: int, highest: int, where: str) -> None:
+        if lowest < 0 or highest >= self.vocab_size:
+            raise InvalidArgumentError(
+                f"{where} the ids {lowest} to {highest}: vocab_size={self.vocab_size} needs 0 to {self.vocab_size - 1}."
+            )
 
 
 def estimate_discounts(counts: Ids, modified: bool) -> Floats:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from vllm_teach.attention.shapes import check_count
 from vllm_teach.errors import InvalidArgumentError
 from vllm_teach.models.config import ModelConfig
 from vllm_teach.models.decoder import Decoder
@@ -19,10 +20,13 @@ def llama_config(
     `hidden_size` gives the query heads, `kv_heads` how many key heads they share. All widths are multiples of 64, which
     kernels and packed weights ask for. Raises InvalidArgumentError when the sizes do not fit together.
     """
-    if hidden_size < HEAD_DIM or hidden_size % HEAD_DIM:
+    sizes = {"vocab_size": vocab_size, "hidden_size": hidden_size, "kv_heads": kv_heads}
+    for name, value in (sizes | {"num_layers": num_layers, "context": context}).items():
+        check_count(name, value, 1)
+    if hidden_size % HEAD_DIM:
         raise InvalidArgumentError(f"hidden_size={hidden_size} is not valid: give a multiple of {HEAD_DIM}.")
     q_heads = hidden_size // HEAD_DIM
-    if kv_heads < 1 or q_heads % kv_heads:
+    if q_heads % kv_heads:
         raise InvalidArgumentError(f"kv_heads={kv_heads} is not valid: give a divisor of the {q_heads} query heads.")
     return ModelConfig(
         architecture="LlamaForCausalLM",

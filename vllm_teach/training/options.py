@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from vllm_teach.errors import InvalidArgumentError
 
 DTYPES = ("bf16", "fp32")
+_SEEDS = 2**63  # as many as PyTorch's generators take
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,9 @@ class TrainingOptions:
         self._check_number("final_fraction", "a number from 0 to 1", lambda value: 0 <= value <= 1)
         for name in ("attention_dropout", "residual_dropout"):
             self._check_number(name, "a probability from 0 up to, but not, 1", lambda value: 0 <= value < 1)
+        self._check_betas()
+        if self.seed >= _SEEDS:
+            raise InvalidArgumentError(f"seed={self.seed} is not valid: give a whole number below 2**63.")
         if self.dtype not in DTYPES:
             raise InvalidArgumentError(f"dtype={self.dtype!r} is not valid: use 'bf16' or 'fp32'.")
         if self.long_steps and self.batch_size * self.window < self.long_window:
@@ -77,6 +81,13 @@ class TrainingOptions:
         value = getattr(self, name)
         if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
             raise InvalidArgumentError(f"{name}={value!r} is not valid: give a whole number, {lowest} or more.")
+
+    def _check_betas(self) -> None:
+        betas = self.betas
+        # A list is what a settings file gives back.
+        pair = isinstance(betas, tuple | list) and len(betas) == 2
+        if not pair or not all(isinstance(beta, int | float) and 0 <= beta < 1 for beta in betas):
+            raise InvalidArgumentError(f"betas={betas!r} is not valid: give two numbers from 0 up to, but not, 1.")
 
     def _check_number(self, name: str, wanted: str, fits: Callable[[float], bool]) -> None:
         value = getattr(self, name)

@@ -30,8 +30,8 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    if vocab_size <= _BYTES + 1:
-        raise InvalidArgumentError(f"vocab_size={vocab_size} is not valid: give more than {_BYTES + 1}.")
+    if not isinstance(vocab_size, int) or vocab_size <= _BYTES + 1:
+        raise InvalidArgumentError(f"vocab_size={vocab_size} is not valid: give a whole number above {_BYTES + 1}.")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -16,12 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from vllm_teach.attention.shapes import check_count
 from vllm_teach.errors import InvalidArgumentError
 from vllm_teach.models.config import ModelConfig
 from vllm_teach.models.decoder import Decoder
 from vllm_teach.training.attend import window_attend
 from vllm_teach.training.batches import batch_at, derive_seed, steps_per_epoch
-from vllm_teach.training.checkpoint import load_checkpoint, save_checkpoint
+from vllm_teach.training.checkpoint import check_checkpoint, damage_errors, load_checkpoint, save_checkpoint
 from vllm_teach.training.evaluation import stream_loss
 from vllm_teach.training.model import initial_model
 from vllm_teach.training.optimizer import learning_rate, make_optimizer
@@ -64,7 +65,7 @@ def train(
     options: TrainingOptions | None = None,
     *,
     dev_tokens: Tensor | None = None,
-    checkpoint: Path | None = None,
+    checkpoint: str | Path | None = None,
     checkpoint_every: int = 100,
     progress: bool = True,
 ) -> TrainingRun:
@@ -75,12 +76,15 @@ def train(
     Runs on the CPU, and leaves its default generator as it was.
 
     Raises InvalidArgumentError when the tokens are too few, the window exceeds the model's context, the checkpoint is
-    another run's, or the loss stops being a number; ModelLoadError when the checkpoint is damaged.
+    another run's, or the loss stops being a number; ModelLoadError when the checkpoint is damaged, CacheError when it
+    cannot be written.
     """
     options = options or TrainingOptions()
     _check(config, tokens, dev_tokens, options)
+    check_count("checkpoint_every", checkpoint_every, 1)
     run = _Run(config, tokens, options, dev_tokens)
     if checkpoint is not None:
+        checkpoint = Path(checkpoint)
         run.resume(checkpoint)
     with residual_dropout(run.model, options.residual_dropout), _bar(run, progress) as bar:
         while run.step < options.steps:
@@ -166,13 +170,15 @@ class _Run:
         save_checkpoint(file, self._identity(), state)
 
     def resume(self, file: Path) -> None:
+        check_checkpoint(file)
         state = load_checkpoint(file, self._identity())
         if state is None:
             return
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.history = History(**state["history"])
-        self.best, self.best_loss = state["best"], state["best_loss"]
+        with damage_errors(file):
+            self.model.load_state_dict(state["model"])
+            self.optimizer.load_state_dict(state["optimizer"])
+            self.history = History(**state["history"])
+            self.best, self.best_loss = state["best"], state["best_loss"]
 
 
 def batch_loss(model: Decoder, inputs: Tensor, targets: Tensor, options: TrainingOptions) -> Tensor:
@@ -186,11 +192,19 @@ def batch_loss(model: Decoder, inputs: Tensor, targets: Tensor, options: Trainin
 
 
 def _check(config: ModelConfig, tokens: Tensor, dev_tokens: Tensor | None, options: TrainingOptions) -> None:
+    for name, value, wanted in (("config", config, ModelConfig), ("options", options, TrainingOptions)):
+        if not isinstance(value, wanted):
+            raise InvalidArgumentError(
+                f"{name} is of type {type(value).__name__}; it must be of type {wanted.__name__}."
+            )
     for name, ids in (("tokens", tokens), ("dev_tokens", dev_tokens)):
         if ids is None:
             continue
-        if not isinstance(ids, Tensor) or ids.dim() != 1 or ids.dtype != torch.int64 or len(ids) < 2:
-            raise InvalidArgumentError(f"{name} is no flat int64 tensor of two ids or more: see join_documents.")
+        fits = isinstance(ids, Tensor) and ids.dim() == 1 and ids.dtype == torch.int64 and ids.device.type == "cpu"
+        if not fits or len(ids) < 2:
+            raise InvalidArgumentError(
+                f"{name} is no flat int64 tensor of two ids or more on the CPU: see join_documents."
+            )
         if not 0 <= int(ids.min()) <= int(ids.max()) < config.vocab_size:
             raise InvalidArgumentError(
                 f"{name} holds the ids {int(ids.min())} to {int(ids.max())}: config.vocab_size={config.vocab_size} "

@@ -24,6 +24,7 @@ from vllm_teach.attention.patterns.tiles import (
     remembered,
 )
 from vllm_teach.attention.shapes import check_count
+from vllm_teach.errors import InvalidArgumentError
 
 # (q_pos, k_pos) -> bool, as `Pattern.sees`
 Rule = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -45,6 +46,21 @@ class Pattern(ABC):
         Both are int64 and broadcast against each other; the result is bool, of the broadcast shape, on their device.
         """
 
+    def shown(self, q_pos: torch.Tensor, k_pos: torch.Tensor) -> torch.Tensor:
+        """Return `sees`, broadcast to the shape of both: a rule that asks for the keys alone need not do it itself.
+
+        Raises InvalidArgumentError when it is not bool, or of another shape.
+        """
+        seen, shape = self.sees(q_pos, k_pos), torch.broadcast_shapes(q_pos.shape, k_pos.shape)
+        is_bool = isinstance(seen, torch.Tensor) and seen.dtype == torch.bool
+        if not is_bool or torch.broadcast_shapes(seen.shape, shape) != shape:
+            got = f"{seen.dtype} of shape {list(seen.shape)}" if isinstance(seen, torch.Tensor) else type(seen).__name__
+            raise InvalidArgumentError(
+                f"{type(self).__name__}.sees returned {got} for positions {list(q_pos.shape)} and {list(k_pos.shape)}; "
+                f"return bool of shape {list(shape)}."
+            )
+        return seen.expand(shape)
+
     def rule(self, device: torch.device) -> Rule:
         """Return `sees` for positions on `device`, with whatever it looks up already there.
 
@@ -64,7 +80,7 @@ class Pattern(ABC):
         """
         if self.by_diagonal:
             return classify_by_diagonal(self, queries, keys)
-        return torch.full((len(queries), len(keys)), int(TileKind.UNKNOWN), dtype=torch.int8)
+        return torch.full((len(queries), len(keys)), int(TileKind.UNKNOWN), dtype=torch.int8, device="cpu")
 
     def check_lengths(self, q_len: int, kv_len: int) -> None:  # noqa: B027 - most patterns have nothing to check
         """Raise InvalidArgumentError when the pattern is not defined for such lengths, which are whole numbers from 0.
@@ -96,11 +112,11 @@ class Pattern(ABC):
         if self.by_diagonal and rows[0] < rows[1] and keys[0] < keys[1]:
             # Each row is the one above it, moved right by one: windows into one line of answers.
             ahead = torch.arange(keys[0] - (rows[1] - 1 + offset), keys[1] - (rows[0] + offset), device=device)
-            line = self.sees(torch.zeros_like(ahead), ahead)  # [rows + keys - 1]
+            line = self.shown(torch.zeros_like(ahead), ahead)  # [rows + keys - 1]
             return line.unfold(0, keys[1] - keys[0], 1).flip(0)
         q_pos = torch.arange(*rows, device=device) + offset
         k_pos = torch.arange(*keys, device=device)
-        return self.sees(q_pos[:, None], k_pos[None, :])
+        return self.shown(q_pos[:, None], k_pos[None, :])
 
     def tile_map(self, q_len: int, kv_len: int, tile_q: int, tile_k: int) -> torch.Tensor:
         """Return the exact `TileKind` of each tile, int8 `[ceil(q_len / tile_q), ceil(kv_len / tile_k)]` on the CPU.
@@ -111,9 +127,10 @@ class Pattern(ABC):
         Raises InvalidArgumentError when a length is negative, a tile not positive, or the pattern not defined here.
         """
         self.check(q_len, kv_len)
-        check_count("tile_q", tile_q, 1)
-        check_count("tile_k", tile_k, 1)
-        return _tile_map(self, int(q_len), int(kv_len), int(tile_q), int(tile_k))
+        # A tile is no larger than its axis: what looks at all pairs of one makes as many numbers as it has.
+        tile_q = min(check_count("tile_q", tile_q, 1), max(1, int(q_len)))
+        tile_k = min(check_count("tile_k", tile_k, 1), max(1, int(kv_len)))
+        return _tile_map(self, int(q_len), int(kv_len), tile_q, tile_k)
 
     def density(self, q_len: int, kv_len: int) -> float:
         """Return the share of all q_len * kv_len pairs that are visible; 0 where there are none.
@@ -123,8 +140,10 @@ class Pattern(ABC):
         self.check(q_len, kv_len)
         if q_len == 0 or kv_len == 0:
             return 0.0
-        count = _count_by_diagonal if self.by_diagonal else _count_by_tile
-        return count(self, int(q_len), int(kv_len)) / (q_len * kv_len)
+        q_len, kv_len = int(q_len), int(kv_len)
+        with torch.device("cpu"):
+            count = _count_by_diagonal if self.by_diagonal else _count_by_tile
+            return count(self, q_len, kv_len) / (q_len * kv_len)
 
     def __and__(self, other: Pattern) -> Pattern:
         return Both(self, other) if isinstance(other, Pattern) else NotImplemented
@@ -134,6 +153,14 @@ class Pattern(ABC):
 
     def __invert__(self) -> Pattern:
         return Hidden(self)
+
+
+def check_pattern(pattern: Pattern) -> None:
+    """Raise InvalidArgumentError unless the argument `pattern` is one."""
+    if not isinstance(pattern, Pattern):
+        raise InvalidArgumentError(
+            f"pattern is of type {type(pattern).__name__}; give a Pattern of vllm_teach.attention.patterns."
+        )
 
 
 class DiagonalPattern(Pattern):
@@ -262,7 +289,7 @@ def _count_by_diagonal(pattern: Pattern, q_len: int, kv_len: int) -> int:
     first_key = torch.clamp(ahead + kv_len - q_len, min=0)
     last_key = torch.clamp(ahead + kv_len - 1, max=kv_len - 1)
     on_diagonal = last_key - first_key + 1
-    return int(on_diagonal[pattern.sees(torch.zeros_like(ahead), ahead)].sum())
+    return int(on_diagonal[pattern.shown(torch.zeros_like(ahead), ahead)].sum())
 
 
 def _count_by_tile(pattern: Pattern, q_len: int, kv_len: int) -> int:

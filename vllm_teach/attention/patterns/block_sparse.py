@@ -11,7 +11,7 @@ import torch
 
 from vllm_teach.attention.patterns.base import Pattern, Rule
 from vllm_teach.attention.patterns.tiles import Spans, kinds, remembered
-from vllm_teach.attention.shapes import check_count, check_real
+from vllm_teach.attention.shapes import LARGEST_COUNT, check_count, check_real, check_real_device, check_tensor
 from vllm_teach.errors import InvalidArgumentError
 
 Layout = Sequence[Sequence[bool]] | np.ndarray | torch.Tensor
@@ -34,6 +34,8 @@ class BlockSparsePattern(Pattern):
     def __init__(self, layout: Layout, block: int = 256) -> None:
         object.__setattr__(self, "layout", _rows(layout))
         object.__setattr__(self, "block", check_count("block", block, 1))
+        if self.covered > LARGEST_COUNT:
+            raise InvalidArgumentError(f"block is {block}, which times {len(self.layout)} blocks is above 2**62.")
 
     @classmethod
     def local_and_global(
@@ -66,8 +68,7 @@ class BlockSparsePattern(Pattern):
 
         Raises InvalidArgumentError when `density` exceeds 1 or is too low for the diagonal.
         """
-        check_count("num_blocks", num_blocks, 1)
-        check_count("seed", seed, 0)
+        num_blocks, seed = check_count("num_blocks", num_blocks, 1), check_count("seed", seed, 0)
         others = [(query, key) for query in range(num_blocks) for key in range(query if causal else num_blocks)]
         others = [pair for pair in others if pair[0] != pair[1]]
         total = num_blocks + len(others)
@@ -139,12 +140,16 @@ def _layout_sums(layout: tuple[tuple[bool, ...], ...]) -> torch.Tensor:
 
 
 def _rows(layout: Layout) -> tuple[tuple[bool, ...], ...]:
+    if isinstance(layout, torch.Tensor):
+        check_tensor("layout", layout)
+        check_real_device("layout", layout)
+        layout = layout.tolist()
     try:
-        array = np.asarray(layout.cpu() if isinstance(layout, torch.Tensor) else layout)
+        array = np.asarray(layout)
     except ValueError as error:  # rows of different lengths
         raise InvalidArgumentError(f"layout is no grid ({error}); give [blocks, blocks] of booleans.") from error
-    if array.size == 0:
-        array = array.reshape(0, 0).astype(bool)
+    if array.shape in ((0,), (0, 0)):  # neither says of what type its blocks are
+        array = np.empty((0, 0), dtype=bool)
     if array.ndim != 2 or array.shape[0] != array.shape[1]:
         raise InvalidArgumentError(f"layout has shape {list(array.shape)}; make it square, [blocks, blocks].")
     if array.dtype.kind not in "biu" or not np.isin(array, (0, 1)).all():

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, TypedDict
 import torch
 
 from vllm_teach.attention.patterns.band import EVERYTHING, as_band
-from vllm_teach.attention.patterns.base import Pattern
+from vllm_teach.attention.patterns.base import Pattern, check_pattern
 from vllm_teach.attention.patterns.tiles import TileKind
+from vllm_teach.attention.shapes import check_count
 from vllm_teach.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def to_mask_mod(pattern: Pattern, q_len: int, kv_len: int, device: torch.device 
 
     Raises InvalidArgumentError when a length is negative or the pattern not defined here.
     """
+    check_pattern(pattern)
     pattern.check(q_len, kv_len)
     device = torch.device(device)
     rule = pattern.rule(device)
@@ -55,10 +57,12 @@ def to_block_mask(
     """
     from torch.nn.attention.flex_attention import BlockMask
 
+    check_pattern(pattern)
     for name, length in (("q_len", q_len), ("kv_len", kv_len)):
         if length == 0:
             raise InvalidArgumentError(f"{name} is 0; FlexAttention needs at least one query and one key.")
-    tile_q, tile_k = (block_size, block_size) if isinstance(block_size, int) else block_size
+    sizes = block_size if isinstance(block_size, list | tuple) and len(block_size) == 2 else (block_size, block_size)
+    tile_q, tile_k = (check_count("block_size", size, 1) for size in sizes)
     kinds = pattern.tile_map(q_len, kv_len, tile_q, tile_k)
     full = kinds == TileKind.FULL
     # FlexAttention masks what a short tile lacks, so that for it the last ones are never full.
@@ -100,6 +104,11 @@ def to_flash_arguments(pattern: Pattern | None, q_len: int, kv_len: int) -> Flas
     Expressible are what `as_band` knows, and a pattern that hides no pair of these lengths.
     Raises InvalidArgumentError when a length is negative or the pattern not defined here.
     """
+    check_count("q_len", q_len, 0)
+    check_count("kv_len", kv_len, 0)
+    if pattern is not None:
+        check_pattern(pattern)
+        pattern.check_lengths(q_len, kv_len)
     band = as_band(pattern)
     if band is None and pattern is not None and _hides_nothing(pattern, q_len, kv_len):
         band = EVERYTHING

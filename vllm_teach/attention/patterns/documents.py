@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from numbers import Integral
 
 import torch
 
 from vllm_teach.attention.patterns.base import Pattern, Rule
 from vllm_teach.attention.patterns.tiles import Spans, kinds, remembered
+from vllm_teach.attention.shapes import check_real_device, check_tensor
 from vllm_teach.errors import InvalidArgumentError
+
+# Each has an entry of 8 bytes in a table, so this is 8 GiB.
+_MOST_POSITIONS = 1 << 30
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -92,9 +97,12 @@ def _document_table(cu_seqlens: tuple[int, ...], device: torch.device) -> torch.
 
 
 def _starts(cu_seqlens: Sequence[int] | torch.Tensor) -> tuple[int, ...]:
+    if isinstance(cu_seqlens, torch.Tensor):
+        check_tensor("cu_seqlens", cu_seqlens)
+        check_real_device("cu_seqlens", cu_seqlens)
     try:
         values = cu_seqlens.tolist() if hasattr(cu_seqlens, "tolist") else list(cu_seqlens)
-        whole = all(isinstance(value, int) and not isinstance(value, bool) for value in values)
+        whole = all(isinstance(value, Integral) and not isinstance(value, bool) for value in values)
     except TypeError:
         whole = False
     if not whole:
@@ -105,4 +113,6 @@ def _starts(cu_seqlens: Sequence[int] | torch.Tensor) -> tuple[int, ...]:
     falls = any(end < start for start, end in pairwise(values))
     if not values or values[0] != 0 or falls:
         raise InvalidArgumentError(f"cu_seqlens is {values}; it must start with 0 and never fall.")
-    return tuple(values)
+    if values[-1] > _MOST_POSITIONS:
+        raise InvalidArgumentError(f"cu_seqlens ends with {values[-1]}; it may cover {_MOST_POSITIONS} positions.")
+    return tuple(map(int, values))

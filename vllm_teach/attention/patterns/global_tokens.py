@@ -8,7 +8,7 @@ import torch
 
 from vllm_teach.attention.patterns.base import Pattern
 from vllm_teach.attention.patterns.tiles import Spans, kinds
-from vllm_teach.attention.shapes import check_count
+from vllm_teach.attention.shapes import keep_count
 from vllm_teach.errors import InvalidArgumentError
 
 
@@ -28,7 +28,7 @@ class GlobalTokens(Pattern):
     symmetric: bool = False
 
     def __post_init__(self) -> None:
-        check_count("n", self.n, 0)
+        keep_count(self, "n", 0)
         if not isinstance(self.symmetric, bool):
             raise InvalidArgumentError(f"symmetric is {self.symmetric!r}; give True or False.")
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from vllm_teach.attention.patterns.base import DiagonalPattern
-from vllm_teach.attention.shapes import check_count
-from vllm_teach.errors import InvalidArgumentError
+from vllm_teach.attention.shapes import LARGEST_COUNT, keep_count
 
 
 @dataclass(frozen=True)
@@ -23,9 +22,8 @@ class LocalWindow(DiagonalPattern):
     right: int = 0
 
     def __post_init__(self) -> None:
-        for name, value in (("left", self.left), ("right", self.right)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < -1:
-                raise InvalidArgumentError(f"{name} is {value!r}; give how many keys are seen there, or -1 for all.")
+        keep_count(self, "left", -1)
+        keep_count(self, "right", -1)
 
     def sees_ahead(self, ahead: torch.Tensor) -> torch.Tensor:
         """See `DiagonalPattern.sees_ahead`."""
@@ -59,12 +57,13 @@ class Banded(DiagonalPattern):
     dilation: int = 1
 
     def __post_init__(self) -> None:
-        check_count("width", self.width, 0)
-        check_count("dilation", self.dilation, 1)
+        keep_count(self, "width", 0)
+        keep_count(self, "dilation", 1)
 
     def sees_ahead(self, ahead: torch.Tensor) -> torch.Tensor:
         """See `DiagonalPattern.sees_ahead`."""
-        return (ahead.abs() <= self.width * self.dilation) & (ahead % self.dilation == 0)
+        reach = min(self.width * self.dilation, LARGEST_COUNT)
+        return (ahead.abs() <= reach) & (ahead % self.dilation == 0)
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ class Strided(DiagonalPattern):
     stride: int
 
     def __post_init__(self) -> None:
-        check_count("stride", self.stride, 1)
+        keep_count(self, "stride", 1)
 
     def sees_ahead(self, ahead: torch.Tensor) -> torch.Tensor:
         """See `DiagonalPattern.sees_ahead`."""

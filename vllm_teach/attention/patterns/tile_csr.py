@@ -6,8 +6,12 @@ from typing import NamedTuple
 
 import torch
 
-from vllm_teach.attention.patterns.base import Pattern
+from vllm_teach.attention.patterns.base import Pattern, check_pattern
 from vllm_teach.attention.patterns.tiles import Spans, TileKind, look, remembered
+from vllm_teach.errors import InvalidArgumentError
+
+# A kernel's tiles have some thousands; each mask takes a byte a pair.
+_MOST_PAIRS = 1 << 24
 
 
 class TileCsr(NamedTuple):
@@ -37,7 +41,10 @@ def tile_csr(pattern: Pattern, q_len: int, kv_len: int, tile_q: int, tile_k: int
 
     The last few results are remembered. Raises InvalidArgumentError as `Pattern.tile_map` does.
     """
+    check_pattern(pattern)
     pattern.tile_map(q_len, kv_len, tile_q, tile_k)  # checks the arguments
+    if tile_q * tile_k > _MOST_PAIRS:
+        raise InvalidArgumentError(f"tile_q is {tile_q} and tile_k {tile_k}; a mask may have {_MOST_PAIRS} pairs.")
     return _tile_csr(pattern, int(q_len), int(kv_len), int(tile_q), int(tile_k))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import lru_cache
+from functools import lru_cache, wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
@@ -27,11 +27,17 @@ _PAIRS_AT_ONCE = 1 << 20
 def remembered(maxsize: int) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
     """Decorate a function of hashable arguments to keep its last `maxsize` results.
 
-    Under `torch.inference_mode` it would make tensors that training refuses to save, and keep those: it leaves it.
+    Under `torch.inference_mode` it would make tensors that training refuses to save, and under a default device tensors
+    on that device, and keep those: it leaves both.
     """
 
     def decorate(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-        cached: Any = lru_cache(maxsize)(torch.inference_mode(False)(function))
+        @wraps(function)
+        def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+            with torch.inference_mode(False), torch.device("cpu"):
+                return function(*args, **kwargs)
+
+        cached: Any = lru_cache(maxsize)(run)
         return cached
 
     return decorate
@@ -92,7 +98,7 @@ def classify_by_diagonal(pattern: Pattern, queries: Spans, keys: Spans) -> torch
     if lowest.numel() == 0:
         return lowest.to(torch.int8)
     start = int(lowest.min())
-    seen = pattern.sees(torch.tensor(0), torch.arange(start, int(highest.max()) + 1))
+    seen = pattern.shown(torch.tensor(0), torch.arange(start, int(highest.max()) + 1))
     count = torch.nn.functional.pad(seen.cumsum(0), (1, 0))  # count[d] diagonals from `start` to before start + d
     within = count[highest + 1 - start] - count[lowest - start]
     return kinds(within == 0, within == highest + 1 - lowest)
@@ -115,7 +121,7 @@ def look(
         real = (q_pos <= q_last)[:, :, None] & (k_pos <= k_last)[:, None, :]
         # Missing rows and keys are clamped into the tile, so that no pattern meets a position out of range.
         q_pos, k_pos = torch.minimum(q_pos, q_last), torch.minimum(k_pos, k_last)
-        yield pattern.sees(q_pos[:, :, None], k_pos[:, None, :]), real
+        yield pattern.shown(q_pos[:, :, None], k_pos[:, None, :]), real
 
 
 def kinds_of_pairs(visible: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
