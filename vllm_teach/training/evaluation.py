@@ -24,7 +24,8 @@ def stream_loss(model: Decoder, tokens: Tensor, *, window: int, dtype: str = "fp
     """Return the mean -ln p, in nats, of the ids of the stream `tokens` but the first; sets `model` to eval mode.
 
     A quick measure for the training loop: windows do not overlap, so a token has 1 … `window` tokens of context.
-    `dtype` is "bf16" or "fp32". Raises InvalidArgumentError for another one, fewer than two tokens or a `window` below 1.
+    `dtype` is "bf16" or "fp32". Raises InvalidArgumentError for another one, for fewer than two tokens, and for a
+    `window` below 1.
     """
     check_count("window", window, 1)
     if len(tokens) < 2:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from vllm_teach.attention.shapes import check_count
 from vllm_teach.errors import InvalidArgumentError
 
 
@@ -28,13 +29,14 @@ class AttentionBias(ABC):
 
 def additive(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return 0 where the bool tensor `visible` is True and -inf where it is False, in `dtype`."""
-    if not dtype.is_floating_point:
-        raise InvalidArgumentError(f"dtype is {dtype}; a bias holds -inf: give a float's.")
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point or dtype.itemsize < 2:
+        raise InvalidArgumentError(f"dtype is {dtype!r}; a bias holds -inf: give a float's of 16 bits or more.")
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, float("-inf"))
 
 
 def lengths_of(shape: Sequence[int]) -> tuple[int, int]:
-    """Return (q_len, kv_len), the last two of `shape`; raise InvalidArgumentError when it has fewer."""
-    if len(shape) < 2:
-        raise InvalidArgumentError(f"shape is {list(shape)}; give [..., q_len, kv_len].")
-    return shape[-2], shape[-1]
+    """Return (q_len, kv_len), the last two of `shape`; raise InvalidArgumentError unless it has them, and is a shape."""
+    if not isinstance(shape, list | tuple) or len(shape) < 2:
+        raise InvalidArgumentError(f"shape is {shape!r}; give [..., q_len, kv_len].")
+    *_, q_len, kv_len = (check_count(f"shape[{i}]", size, 0) for i, size in enumerate(shape))
+    return q_len, kv_len

@@ -14,7 +14,7 @@ from vllm_teach.attention.attn_bias.sequences import SequenceBias
 from vllm_teach.attention.attn_bias.triangular import causal_window
 from vllm_teach.attention.patterns.base import Pattern
 from vllm_teach.attention.patterns.simple import Causal
-from vllm_teach.attention.shapes import check_count
+from vllm_teach.attention.shapes import check_count, check_tensor
 from vllm_teach.errors import InvalidArgumentError
 
 
@@ -66,11 +66,10 @@ class BlockDiagonalMask(SequenceBias):
 
         Raises InvalidArgumentError when the lists do not hold the same sequences, or none.
         """
-        for name, tensors in (("tensors_k", tensors_k), ("tensors_v", tensors_q if tensors_v is None else tensors_v)):
-            if len(tensors) != len(tensors_q) or not tensors_q:
-                raise InvalidArgumentError(
-                    f"{name} holds {len(tensors)} tensors and tensors_q {len(tensors_q)}; give equally many, and one."
-                )
+        _check_tensors("tensors_q", tensors_q, tensors_q)
+        _check_tensors("tensors_k", tensors_k, tensors_q)
+        if tensors_v is not None:
+            _check_tensors("tensors_v", tensors_v, tensors_q)
         for i, (q, k) in enumerate(zip(tensors_q, tensors_k, strict=True)):
             if k.shape[0] != q.shape[0] or q.shape[0] == 0:
                 raise InvalidArgumentError(
@@ -168,7 +167,7 @@ class BlockDiagonalCausalLocalAttentionMask(BlockDiagonalCausalMask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_count("window_size", self._window_size, 1)
+        object.__setattr__(self, "_window_size", check_count("window_size", self._window_size, 1))
         for i, (q_len, kv_len) in enumerate(_lengths(self)):
             if q_len - self._window_size >= kv_len:
                 raise InvalidArgumentError(
@@ -189,7 +188,7 @@ class BlockDiagonalCausalLocalAttentionFromBottomRightMask(BlockDiagonalCausalFr
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_count("window_size", self._window_size, 1)
+        object.__setattr__(self, "_window_size", check_count("window_size", self._window_size, 1))
 
     def block_pattern(self, q_len: int, kv_len: int) -> Pattern | None:
         """See `SequenceBias.block_pattern`."""
@@ -202,11 +201,31 @@ def _lengths(bias: SequenceBias) -> list[tuple[int, int]]:
     return [(q_end - q_start, k_end - k_start) for (q_start, q_end), (k_start, k_end) in both]
 
 
+def _check_tensors(name: str, tensors: Sequence[torch.Tensor], queries: Sequence[torch.Tensor]) -> None:
+    """Raise InvalidArgumentError unless the argument `name` has as many tensors as `queries`, and they can be joined."""
+    if not isinstance(tensors, list | tuple):
+        raise InvalidArgumentError(f"{name} is of type {type(tensors).__name__}; give a list of tensors.")
+    if len(tensors) != len(queries) or not tensors:
+        raise InvalidArgumentError(
+            f"{name} holds {len(tensors)} tensors and tensors_q {len(queries)}; give equally many, and one."
+        )
+    for i, tensor in enumerate(tensors):
+        check_tensor(f"{name}[{i}]", tensor, " [batch, length, ...]")
+        first = tensors[0]
+        alike = tensor.shape[2:] == first.shape[2:] and (tensor.dtype, tensor.device) == (first.dtype, first.device)
+        if tensor.dim() < 2 or not alike:
+            raise InvalidArgumentError(
+                f"{name}[{i}] has dtype {tensor.dtype} and shape {list(tensor.shape)} on {tensor.device} and {name}[0] "
+                f"{first.dtype} and {list(first.shape)} on {first.device}; all but batch and length must be equal."
+            )
+
+
 def _join(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat([x.flatten(0, 1)[None] for x in tensors], dim=1)  # each [1, batch * length, …]
 
 
 def _split(tensor: torch.Tensor, seqinfo: SeqLenInfo, batch_sizes: list[int] | None) -> list[torch.Tensor]:
+    check_tensor("tensor", tensor)
     if tensor.dim() < 2 or tensor.shape[0] != 1 or tensor.shape[1] != seqinfo.total:
         raise InvalidArgumentError(
             f"tensor has shape {list(tensor.shape)}; this bias divides [1, {seqinfo.total}, ...] among its sequences."

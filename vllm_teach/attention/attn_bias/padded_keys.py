@@ -17,7 +17,8 @@ from vllm_teach.attention.attn_bias.sequences import SequenceBias
 from vllm_teach.attention.attn_bias.triangular import causal_window
 from vllm_teach.attention.patterns.base import Pattern
 from vllm_teach.attention.patterns.simple import Causal, LocalWindow
-from vllm_teach.attention.shapes import check_count
+from vllm_teach.attention.shapes import check_count, keep_count
+from vllm_teach.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from vllm_teach.attention.attn_bias.paged import PagedBlockDiagonalPaddedKeysMask
@@ -55,8 +56,14 @@ class BlockDiagonalPaddedKeysMask(SequenceBias):
     def make_paged(self, block_tables: torch.Tensor, page_size: int, paged_type: type[PagedType]) -> PagedType:
         """Return the bias of the same sequences whose keys lie in the pages of a cache; see `paged`.
 
-        `paged_type` is the paged class to make.
+        `paged_type` is the paged class to make. Raises InvalidArgumentError for another, or a table that does not fit.
         """
+        from vllm_teach.attention.attn_bias.paged import PagedBlockDiagonalPaddedKeysMask
+
+        if not (isinstance(paged_type, type) and issubclass(paged_type, PagedBlockDiagonalPaddedKeysMask)):
+            raise InvalidArgumentError(
+                f"paged_type is {paged_type!r}; give the class PagedBlockDiagonalPaddedKeysMask or one below it."
+            )
         return paged_type.from_seqlens(
             [end - start for start, end in self.q_seqinfo.intervals()],
             self.k_seqinfo.seqlen_py,
@@ -93,8 +100,8 @@ class BlockDiagonalLocalAttentionPaddedKeysMask(BlockDiagonalPaddedKeysMask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_count("window_left", self.window_left, 0)
-        check_count("window_right", self.window_right, 0)
+        keep_count(self, "window_left", 0)
+        keep_count(self, "window_right", 0)
 
     def block_pattern(self, q_len: int, kv_len: int) -> Pattern | None:
         """See `SequenceBias.block_pattern`."""
@@ -116,7 +123,7 @@ class BlockDiagonalCausalLocalAttentionPaddedKeysMask(BlockDiagonalPaddedKeysMas
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_count("window_size", self._window_size, 1)
+        object.__setattr__(self, "_window_size", check_count("window_size", self._window_size, 1))
 
     def block_pattern(self, q_len: int, kv_len: int) -> Pattern | None:
         """See `SequenceBias.block_pattern`."""
@@ -133,6 +140,6 @@ class BlockDiagonalCausalLocalAttentionPaddedKeysMask(BlockDiagonalPaddedKeysMas
 def _divide(
     q_seqlen: Sequence[int], kv_padding: int, kv_seqlen: Sequence[int], device: torch.device | str | None
 ) -> tuple[SeqLenInfo, PaddedSeqLenInfo]:
-    check_count("kv_padding", kv_padding, 0)
+    kv_padding = check_count("kv_padding", kv_padding, 0)
     q_seqinfo = SeqLenInfo.from_seqlens(q_seqlen, device=device, name="q_seqlen")
     return q_seqinfo, PaddedSeqLenInfo.from_seqlens_padded(kv_seqlen, kv_padding, device=device, name="kv_seqlen")

@@ -18,7 +18,7 @@ from vllm_teach.attention.attn_bias.seqlens import PaddedSeqLenInfo, SeqLenInfo
 from vllm_teach.attention.attn_bias.sequences import SequenceBias
 from vllm_teach.attention.patterns.base import Pattern
 from vllm_teach.attention.patterns.simple import Causal
-from vllm_teach.attention.shapes import check_count
+from vllm_teach.attention.shapes import check_count, check_real_device, check_tensor
 from vllm_teach.errors import InvalidArgumentError
 
 
@@ -103,10 +103,10 @@ class PagedBlockDiagonalCausalWithOffsetPaddedKeysMask(PagedBlockDiagonalPaddedK
 
 def _check_pages(tables: torch.Tensor, page_size: int) -> None:
     check_count("page_size", page_size, 1)
-    if not isinstance(tables, torch.Tensor):
-        raise InvalidArgumentError(f"block_tables is of type {type(tables).__name__}; give an int32 tensor.")
+    check_tensor("block_tables", tables, " of int32")
     if tables.dtype not in (torch.int32, torch.int64) or tables.dim() != 2:
         raise InvalidArgumentError(
             f"block_tables has dtype {tables.dtype} and shape {list(tables.shape)}; give int32 or int64 of shape "
             "[sequences, most pages of one]."
         )
+    check_real_device("block_tables", tables)

@@ -13,7 +13,7 @@ from typing import Self
 
 import torch
 
-from vllm_teach.attention.shapes import check_count
+from vllm_teach.attention.shapes import check_count, check_real_device, check_tensor
 from vllm_teach.errors import InvalidArgumentError
 
 
@@ -40,6 +40,7 @@ class SeqLenInfo:
         """
         lengths = check_lengths(name, seqlens)
         starts = list(accumulate(lengths, initial=0))
+        _check_total(name, starts[-1])
         return SeqLenInfo(_int32(starts, device), max(lengths, default=0), min(lengths, default=0), starts)
 
     def __len__(self) -> int:
@@ -92,10 +93,11 @@ class PaddedSeqLenInfo(SeqLenInfo):
         Raises InvalidArgumentError when a length, given as the argument `name`, is not a whole number from 0 to that.
         """
         lengths = check_lengths(name, seqlens)
-        check_count("padding", padding, 0)
+        padding = check_count("padding", padding, 0)
         if max(lengths, default=0) > padding:
             raise InvalidArgumentError(f"{name} is {lengths} and padding {padding}; no length may be above it.")
         starts = [i * padding for i in range(len(lengths) + 1)]
+        _check_total(f"{name} in rooms of {padding}", starts[-1])
         longest, shortest = max(lengths, default=0), min(lengths, default=0)
         return PaddedSeqLenInfo(
             _int32(starts, device), longest, shortest, starts, _int32(lengths, device), lengths, padding
@@ -114,10 +116,17 @@ class PaddedSeqLenInfo(SeqLenInfo):
 def check_lengths(name: str, seqlens: Sequence[int] | torch.Tensor) -> list[int]:
     """Return `seqlens`, the argument `name`, as a list; raise InvalidArgumentError unless all are whole and from 0."""
     if isinstance(seqlens, torch.Tensor):
+        check_tensor(name, seqlens)
+        check_real_device(name, seqlens)
         seqlens = seqlens.tolist()
     if not isinstance(seqlens, list | tuple):
         raise InvalidArgumentError(f"{name} is of type {type(seqlens).__name__}; give a list of lengths.")
     return [check_count(f"{name}[{i}]", length, 0) for i, length in enumerate(seqlens)]
+
+
+def _check_total(name: str, total: int) -> None:
+    if total >= 1 << 31:
+        raise InvalidArgumentError(f"{name} takes {total} places; the starts are int32: give fewer than 2**31.")
 
 
 def _int32(values: list[int], device: torch.device | str | None) -> torch.Tensor:

@@ -28,6 +28,11 @@ class SequenceBias(AttentionBias):
     k_seqinfo: SeqLenInfo
 
     def __post_init__(self) -> None:
+        for name in ("q_seqinfo", "k_seqinfo"):
+            if not isinstance(info := getattr(self, name), SeqLenInfo):
+                raise InvalidArgumentError(
+                    f"{name} is of type {type(info).__name__}; make the bias with {type(self).__name__}.from_seqlens."
+                )
         if len(self.q_seqinfo) != len(self.k_seqinfo):
             raise InvalidArgumentError(
                 f"The queries are divided among {len(self.q_seqinfo)} sequences and the keys among "

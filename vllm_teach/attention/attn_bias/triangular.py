@@ -13,7 +13,7 @@ from vllm_teach.attention.attn_bias.alignment import top_left
 from vllm_teach.attention.attn_bias.base import AttentionBias, additive, lengths_of
 from vllm_teach.attention.patterns.base import Pattern
 from vllm_teach.attention.patterns.simple import Causal, LocalWindow
-from vllm_teach.attention.shapes import check_count
+from vllm_teach.attention.shapes import check_count, check_tensor, keep_count
 from vllm_teach.errors import InvalidArgumentError
 
 
@@ -63,8 +63,7 @@ class LowerTriangularMaskWithTensorBias(LowerTriangularMask):
     """
 
     def __init__(self, bias: torch.Tensor) -> None:
-        if not isinstance(bias, torch.Tensor):
-            raise InvalidArgumentError(f"bias is of type {type(bias).__name__}; give a tensor.")
+        check_tensor("bias", bias)
         self._bias = bias
 
     @property
@@ -75,8 +74,14 @@ class LowerTriangularMaskWithTensorBias(LowerTriangularMask):
     def materialize(
         self, shape: Sequence[int], dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
     ) -> torch.Tensor:
-        """Return the mask plus the tensor, which must broadcast to `shape`."""
-        return super().materialize(shape, dtype, device) + self._bias
+        """Return the mask plus the tensor, in `dtype` and on `device`. Each size of it must be that of `shape`, or 1."""
+        mask = super().materialize(shape, dtype, device)
+        sizes = self._bias.shape
+        if len(sizes) > mask.dim() or any(a not in (1, b) for a, b in zip(sizes[::-1], shape[::-1], strict=False)):
+            raise InvalidArgumentError(
+                f"shape is {list(shape)} and bias has {list(sizes)}; each size of it must be that of shape, or 1."
+            )
+        return mask + self._bias.to(device, dtype)
 
     def to(self, device: torch.device | str) -> Self:
         """Return the bias with its tensor on `device`."""
@@ -105,7 +110,7 @@ class LowerTriangularFromBottomRightLocalAttentionMask(LowerTriangularFromBottom
     _window_size: int
 
     def __post_init__(self) -> None:
-        check_count("window_size", self._window_size, 1)
+        object.__setattr__(self, "_window_size", check_count("window_size", self._window_size, 1))
 
     def pattern(self, q_len: int, kv_len: int) -> Pattern:
         """See `PatternBias.pattern`."""
@@ -123,8 +128,8 @@ class LocalAttentionFromBottomRightMask(PatternBias):
     window_right: int
 
     def __post_init__(self) -> None:
-        check_count("window_left", self.window_left, 0)
-        check_count("window_right", self.window_right, 0)
+        keep_count(self, "window_left", 0)
+        keep_count(self, "window_right", 0)
 
     def pattern(self, q_len: int, kv_len: int) -> Pattern:
         """See `PatternBias.pattern`."""

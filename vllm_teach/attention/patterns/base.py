@@ -52,14 +52,15 @@ class Pattern(ABC):
         Raises InvalidArgumentError when it is not bool, or of another shape.
         """
         seen, shape = self.sees(q_pos, k_pos), torch.broadcast_shapes(q_pos.shape, k_pos.shape)
-        is_bool = isinstance(seen, torch.Tensor) and seen.dtype == torch.bool
-        if not is_bool or torch.broadcast_shapes(seen.shape, shape) != shape:
-            got = f"{seen.dtype} of shape {list(seen.shape)}" if isinstance(seen, torch.Tensor) else type(seen).__name__
-            raise InvalidArgumentError(
-                f"{type(self).__name__}.sees returned {got} for positions {list(q_pos.shape)} and {list(k_pos.shape)}; "
-                f"return bool of shape {list(shape)}."
-            )
-        return seen.expand(shape)
+        given = isinstance(seen, torch.Tensor)
+        if given and seen.dtype == torch.bool and seen.dim() <= len(shape):
+            if all(a in (1, b) for a, b in zip(seen.shape[::-1], shape[::-1], strict=False)):
+                return seen.expand(shape)
+        got = f"{seen.dtype} of shape {list(seen.shape)}" if given else type(seen).__name__
+        raise InvalidArgumentError(
+            f"{type(self).__name__}.sees returned {got} for positions {list(q_pos.shape)} and {list(k_pos.shape)}; "
+            f"return bool of shape {list(shape)}."
+        )
 
     def rule(self, device: torch.device) -> Rule:
         """Return `sees` for positions on `device`, with whatever it looks up already there.

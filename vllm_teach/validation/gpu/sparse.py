@@ -13,11 +13,11 @@ from vllm_teach.kernels.triton_kernels.block_sparse_forward import TileLists, bl
 from vllm_teach.kernels.triton_kernels.flash_function import flash_attention
 from vllm_teach.kernels.triton_kernels.problem import Options
 from vllm_teach.kernels.triton_kernels.tuning import candidates
-from vllm_teach.validation.gpu_clock import measure
-from vllm_teach.validation.gpu_result import Record
-from vllm_teach.validation.gpu_rivals import rivals
-from vllm_teach.validation.gpu_sections import Item
-from vllm_teach.validation.gpu_setting import Setting
+from vllm_teach.validation.gpu.clock import measure
+from vllm_teach.validation.gpu.result import Record
+from vllm_teach.validation.gpu.rivals import rivals
+from vllm_teach.validation.gpu.sections import Item
+from vllm_teach.validation.gpu.setting import Setting
 
 
 def density_items(setting: Setting) -> list[Item]:

@@ -6,10 +6,10 @@ from functools import partial
 
 import torch
 
-from vllm_teach.validation.gpu_clock import measure
-from vllm_teach.validation.gpu_result import Record
-from vllm_teach.validation.gpu_sections import Item
-from vllm_teach.validation.gpu_setting import Setting
+from vllm_teach.validation.gpu.clock import measure
+from vllm_teach.validation.gpu.result import Record
+from vllm_teach.validation.gpu.sections import Item
+from vllm_teach.validation.gpu.setting import Setting
 
 
 def ceiling_items(setting: Setting) -> list[Item]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from vllm_teach.validation.gpu_result import Record, Result, SectionResult
+from vllm_teach.validation.gpu.result import Record, Result, SectionResult
 
 
 def format_result(result: Result) -> str:

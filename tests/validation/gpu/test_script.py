@@ -12,10 +12,10 @@ import torch
 
 from vllm_teach.errors import InvalidArgumentError
 from vllm_teach.validation import gpu
-from vllm_teach.validation.gpu_result import load_result
-from vllm_teach.validation.gpu_setting import Setting
+from vllm_teach.validation.gpu.result import load_result
+from vllm_teach.validation.gpu.setting import Setting
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="triton is not installed (it exists for Linux only)"
 )
@@ -115,11 +115,11 @@ def test_the_figures_of_a_dry_run_cannot_be_taken_for_results(dry_run):
 @needs_triton
 def test_a_failure_is_recorded_and_the_other_sections_run(tmp_path):
     break_it = """
-from vllm_teach.validation import gpu_ceilings, gpu_checks
+from vllm_teach.validation.gpu import ceilings, checks
 def broken(setting):
     raise RuntimeError("an illegal memory access")
-gpu_ceilings.matrix_rate = broken
-gpu_checks.check_online_softmax = lambda setting: [gpu_checks.compared("softmax", float("nan"), 0.1)]
+ceilings.matrix_rate = broken
+checks.check_online_softmax = lambda setting: [checks.compared("softmax", float("nan"), 0.1)]
 """
     only = ("--only", "ceilings", "other checks", "window")
     run = run_script("--dry-run", "--out", str(tmp_path), *only, after=break_it)
@@ -199,18 +199,18 @@ def test_a_setting_picks_its_sizes():
 def test_the_plan_fills_eight_minutes_and_a_real_run_checks_every_candidate():
     """In this process nothing is interpreted, so the lists are those of a real run; making them needs no GPU."""
     from vllm_teach.kernels.triton_kernels import tuning
-    from vllm_teach.validation import gpu_checks
-    from vllm_teach.validation.gpu_plan import plan
+    from vllm_teach.validation.gpu import checks
+    from vllm_teach.validation.gpu.plan import plan
 
     setting = Setting("cuda")
     sections = plan(setting)
     assert 400 <= sum(section.seconds for section in sections) <= 480
-    names = [item.name for item in gpu_checks.tile_items(setting)]
+    names = [item.name for item in checks.tile_items(setting)]
     assert len(set(names)) == len(names)
     for kernel, table in tuning.candidate_table().items():
         for tile in table[2, 128]:
             assert f"{kernel} {tile}, head_dim 128, torch.bfloat16" in names
-    rows = [item.name for item in gpu_checks.row_items(setting)]
+    rows = [item.name for item in checks.row_items(setting)]
     assert len(rows) > 80
     assert any("bf16" in name for name in rows)
     assert not any("fp64" in name for name in rows)

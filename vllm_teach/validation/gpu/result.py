@@ -38,7 +38,7 @@ class SectionResult:
 
 @dataclass
 class Result:
-    """A run of the script. `machine` is from `gpu_machine.describe`; `commit` is None outside a git checkout."""
+    """A run of the script. `machine` is from `machine.describe`; `commit` is None outside a git checkout."""
 
     date: str
     command: str

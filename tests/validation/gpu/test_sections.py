@@ -1,7 +1,7 @@
 import os
 from functools import partial
 
-from vllm_teach.validation.gpu_sections import Item, Section, run_sections
+from vllm_teach.validation.gpu.sections import Item, Section, run_sections
 
 
 class Clock:

@@ -50,19 +50,19 @@ def _run(arguments: argparse.Namespace, started: float, command: str) -> int:
     if not 0 < arguments.minutes <= 60:
         raise InvalidArgumentError(f"--minutes is {arguments.minutes:g}; give a number of minutes up to 60.")
     _prepare(arguments.dry_run)
-    from vllm_teach.validation import gpu_machine
-    from vllm_teach.validation.gpu_plan import plan
-    from vllm_teach.validation.gpu_result import Result, SectionResult, result_path, save
-    from vllm_teach.validation.gpu_sections import run_sections
-    from vllm_teach.validation.gpu_setting import Setting
-    from vllm_teach.validation.gpu_table import format_result
+    from vllm_teach.validation.gpu import machine
+    from vllm_teach.validation.gpu.plan import plan
+    from vllm_teach.validation.gpu.result import Result, SectionResult, result_path, save
+    from vllm_teach.validation.gpu.sections import run_sections
+    from vllm_teach.validation.gpu.setting import Setting
+    from vllm_teach.validation.gpu.table import format_result
 
     setting = Setting("cpu" if arguments.dry_run else "cuda", arguments.quick)
     sections = plan(setting, arguments.only)
     limit = arguments.minutes * 60
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    commit = arguments.commit or gpu_machine.commit()
-    result = Result(now, command, commit, setting.dry, limit, gpu_machine.describe(setting.device))
+    commit = arguments.commit or machine.commit()
+    result = Result(now, command, commit, setting.dry, limit, machine.describe(setting.device))
     folder = arguments.out or (None if setting.dry else resources.folder("data") / "results")
     path = result_path(folder, result) if folder else None
 
@@ -100,7 +100,3 @@ def _prepare(dry_run: bool) -> None:
         )
     if (reason := triton_backend.unavailable()) is not None:
         raise InvalidArgumentError(reason)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

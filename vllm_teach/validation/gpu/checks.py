@@ -16,9 +16,9 @@ from functools import partial
 import torch
 
 from vllm_teach.backends.conformance import ROWS, Row, check_forward, check_gradients
-from vllm_teach.validation.gpu_result import Record
-from vllm_teach.validation.gpu_sections import Item
-from vllm_teach.validation.gpu_setting import Setting
+from vllm_teach.validation.gpu.result import Record
+from vllm_teach.validation.gpu.sections import Item
+from vllm_teach.validation.gpu.setting import Setting
 
 # The tiles of these cases are timed later, so they are checked, and thereby compiled, first.
 _TIMED = [(64, torch.bfloat16), (128, torch.bfloat16)]
@@ -28,13 +28,13 @@ _OTHERS = [(128, torch.float16), (256, torch.bfloat16), (128, torch.float32), (6
 def tile_items(setting: Setting) -> list[Item]:
     """Return a check of every candidate tile of every kernel; in a dry run, of the interpreter's one."""
     from vllm_teach.kernels.triton_kernels import tuning
-    from vllm_teach.validation import gpu_tile_checks
+    from vllm_teach.validation.gpu import tile_checks
 
     cases = setting.pick([*_TIMED, *_OTHERS], _TIMED, [(16, torch.float32)])
     return [
         Item(f"{kernel} {tile}, head_dim {head_dim}, {dtype}", partial(check, setting, head_dim, dtype, tile))
         for head_dim, dtype in cases
-        for kernel, check in gpu_tile_checks.CHECKS.items()
+        for kernel, check in tile_checks.CHECKS.items()
         for tile in tuning.candidates(kernel, head_dim, dtype)
     ]
 

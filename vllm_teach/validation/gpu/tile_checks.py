@@ -16,9 +16,9 @@ from vllm_teach.kernels.triton_kernels.flash_backward import flash_backward
 from vllm_teach.kernels.triton_kernels.flash_forward import flash_forward
 from vllm_teach.kernels.triton_kernels.paged_decode import paged_attention
 from vllm_teach.kernels.triton_kernels.problem import Options, Problem
-from vllm_teach.validation.gpu_checks import compared
-from vllm_teach.validation.gpu_result import Record
-from vllm_teach.validation.gpu_setting import Setting
+from vllm_teach.validation.gpu.checks import compared
+from vllm_teach.validation.gpu.result import Record
+from vllm_teach.validation.gpu.setting import Setting
 
 if TYPE_CHECKING:
     from vllm_teach.kernels.triton_kernels.tuning import Tile

@@ -7,12 +7,12 @@ from functools import partial
 
 import torch
 
-from vllm_teach.validation.gpu_checks import agreeing
-from vllm_teach.validation.gpu_clock import measure
-from vllm_teach.validation.gpu_result import Record
-from vllm_teach.validation.gpu_rivals import OURS, Attention, naive, rivals
-from vllm_teach.validation.gpu_sections import Item
-from vllm_teach.validation.gpu_setting import Setting
+from vllm_teach.validation.gpu.checks import agreeing
+from vllm_teach.validation.gpu.clock import measure
+from vllm_teach.validation.gpu.result import Record
+from vllm_teach.validation.gpu.rivals import OURS, Attention, naive, rivals
+from vllm_teach.validation.gpu.sections import Item
+from vllm_teach.validation.gpu.setting import Setting
 
 _HIDDEN = 2048  # heads * head_dim, the articles' width
 _TOKENS = 16_384  # of a batch, whatever its length: FlashAttention's own benchmark does the same

@@ -16,7 +16,7 @@ from functools import partial
 
 import torch
 
-from vllm_teach.validation.gpu_result import Record, SectionResult
+from vllm_teach.validation.gpu.result import Record, SectionResult
 
 Clock = Callable[[], float]
 

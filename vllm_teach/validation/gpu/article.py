@@ -15,12 +15,12 @@ from vllm_teach.attention.patterns import BlockSparsePattern
 from vllm_teach.attention.shapes import AttentionShape
 from vllm_teach.attention.traffic import naive_traffic, tiled_traffic
 from vllm_teach.performance.memory import peak_memory
-from vllm_teach.validation.gpu_clock import measure
-from vllm_teach.validation.gpu_result import Record
-from vllm_teach.validation.gpu_rivals import naive, rivals
-from vllm_teach.validation.gpu_sections import Item
-from vllm_teach.validation.gpu_setting import Setting
-from vllm_teach.validation.gpu_times import flops
+from vllm_teach.validation.gpu.clock import measure
+from vllm_teach.validation.gpu.result import Record
+from vllm_teach.validation.gpu.rivals import naive, rivals
+from vllm_teach.validation.gpu.sections import Item
+from vllm_teach.validation.gpu.setting import Setting
+from vllm_teach.validation.gpu.times import flops
 
 _HEAD_DIM = 128
 _WINDOW = 512

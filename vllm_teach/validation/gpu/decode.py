@@ -7,12 +7,12 @@ from functools import partial
 import torch
 
 from vllm_teach.kernels.triton_kernels.paged_decode import paged_attention
-from vllm_teach.validation.gpu_checks import agreeing
-from vllm_teach.validation.gpu_result import Record
-from vllm_teach.validation.gpu_rivals import rivals
-from vllm_teach.validation.gpu_sections import Item
-from vllm_teach.validation.gpu_setting import Setting
-from vllm_teach.validation.gpu_times import timed
+from vllm_teach.validation.gpu.checks import agreeing
+from vllm_teach.validation.gpu.result import Record
+from vllm_teach.validation.gpu.rivals import rivals
+from vllm_teach.validation.gpu.sections import Item
+from vllm_teach.validation.gpu.setting import Setting
+from vllm_teach.validation.gpu.times import timed
 
 _BLOCK_SIZE = 16
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from vllm_teach import resources
-from vllm_teach.validation import gpu_clock, gpu_machine
+from vllm_teach.validation.gpu import clock as gpu_clock
+from vllm_teach.validation.gpu import machine as gpu_machine
 
 
 def test_a_cpu_is_described_without_a_gpus_fields():

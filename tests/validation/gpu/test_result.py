@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from vllm_teach.errors import InvalidArgumentError
-from vllm_teach.validation.gpu_result import Result, SectionResult, load_result, result_path, save
-from vllm_teach.validation.gpu_table import format_result
+from vllm_teach.validation.gpu.result import Result, SectionResult, load_result, result_path, save
+from vllm_teach.validation.gpu.table import format_result
 
 MACHINE = {
     "device": "NVIDIA H200", "gpus": 1, "driver": "580.1", "cuda": "13.0", "python": "3.12.3",
@@ -122,7 +122,7 @@ def test_the_table_shows_figures_failures_and_what_was_left_out():
 
 
 def test_committed_results_can_be_read():
-    folder = Path(__file__).parents[2] / "data" / "results"
+    folder = Path(__file__).parents[3] / "data" / "results"
     for path in folder.glob("*.json"):
         if json.loads(path.read_text()).get("what") == "vllm_teach.validation.gpu":
             assert load_result(path).machine["gpus"] >= 1

@@ -11,9 +11,9 @@ import torch
 from vllm_teach.kernels.triton_kernels import tuning
 from vllm_teach.kernels.triton_kernels.flash_forward import flash_forward
 from vllm_teach.kernels.triton_kernels.problem import Options, Problem
-from vllm_teach.validation.gpu_result import Record
-from vllm_teach.validation.gpu_sections import Item
-from vllm_teach.validation.gpu_setting import Setting
+from vllm_teach.validation.gpu.result import Record
+from vllm_teach.validation.gpu.sections import Item
+from vllm_teach.validation.gpu.setting import Setting
 
 
 def tile_time_items(setting: Setting) -> list[Item]:
