@@ -4,11 +4,12 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from vllm_teach import __version__
-from vllm_teach.errors import VllmTeachError
+from vllm_teach.errors import InvalidArgumentError, VllmTeachError
 
 
 class _OutputError(Exception):
@@ -81,15 +82,37 @@ def run_bench_attention(arguments: argparse.Namespace) -> None:
     """Measure the attention backends against each other and print the table."""
     from vllm_teach.performance.attention_bench import bench_attention, format_bench
 
+    if arguments.json:
+        _check_output_file(arguments.json)
     bench = bench_attention(
         rounds=arguments.rounds,
         device=arguments.device,
         scale=8 if arguments.quick else 1,
         progress=not arguments.quiet,
     )
-    if arguments.json:
-        arguments.json.write_text(json.dumps(bench.to_json(), indent=1) + "\n", encoding="utf-8")
     _write(format_bench(bench))
+    if arguments.json:
+        with _output_file_errors(arguments.json):
+            arguments.json.write_text(json.dumps(bench.to_json(), indent=1) + "\n", encoding="utf-8")
+
+
+def _check_output_file(path: Path) -> None:
+    """Raise, before minutes are spent, when no file can be written there."""
+    with _output_file_errors(path):
+        if path.is_dir() or not path.parent.is_dir():
+            raise FileNotFoundError("it is a folder, or its folder is not there")
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise PermissionError("it is read-only")
+
+
+@contextmanager
+def _output_file_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InvalidArgumentError(
+            f"--json is {str(path)!r}, which cannot be written ({error}): give a file."
+        ) from error
 
 
 def _count(text: str) -> int:

@@ -164,7 +164,8 @@ def test_no_seed_draws_one_from_pytorchs_generator():
 
 @pytest.mark.parametrize("p", [1, 1.0, -0.1, math.nan, True, "0.1", None])
 def test_a_probability_that_cannot_be_is_refused(p):
-    with pytest.raises(InvalidArgumentError, match=rf"^dropout_p is {p!r}; give .*\.$"):
+    shown = p if isinstance(p, float) or (p == 1 and p is not True) else f"of type {type(p).__name__}"
+    with pytest.raises(InvalidArgumentError, match=rf"^dropout_p is {shown}; give a probability .*\.$"):
         check_dropout(p, 0)
 
 

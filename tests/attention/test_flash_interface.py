@@ -332,7 +332,7 @@ def test_the_deterministic_flag_changes_nothing(make_qkv):
         ({"dropout_p": 1.0}, ["dropout_p is 1.0"]),
         ({"softmax_scale": math.inf}, ["softmax_scale is inf"]),
         ({"softmax_scale": "8"}, ["softmax_scale", "str"]),
-        ({"window_size": (-2, 0)}, ["left is -2"]),
+        ({"window_size": (-2, 0)}, ["window_size[0] is -2"]),
         ({"window_size": 5}, ["window_size is 5"]),
         ({"softcap": -1}, ["softcap is -1"]),
         ({"alibi_slopes": torch.ones(2).double()}, ["alibi_slopes", "float64"]),

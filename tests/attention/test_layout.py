@@ -99,7 +99,7 @@ BAD = {
     "heads": ((Q[:, :3], K, K, VARLEN), "the 3 heads of q must be a multiple of the 2 of k."),
     "not int32": (
         (Q, K, K, replace(VARLEN, cu_seqlens_q=VARLEN.cu_seqlens_q.long())),
-        "cu_seqlens_q has dtype torch.int64 and shape [4]; give int32 with 1 dimension(s).",
+        "cu_seqlens_q has dtype torch.int64 and shape [4]; it must be int32 of shape [any].",
     ),
     "a list": ((Q, K, K, replace(VARLEN, cu_seqlens_k=[0, 7])), "cu_seqlens_k is of type list; give an int32 tensor."),
     "starts at 1": (
@@ -119,15 +119,15 @@ BAD = {
     ),
     "rank of the table": (
         (Q, CACHE, CACHE, replace(PAGED, block_table=int32(0, 1, 2))),
-        "give int32 with 2 dimension(s).",
+        "block_table has dtype torch.int32 and shape [3]; it must be int32 of shape [3, any].",
     ),
     "rows of the table": (
         (Q, CACHE, CACHE, replace(PAGED, block_table=PAGED.block_table[:2])),
-        "block_table has shape [2, 2]; its first size must be 3, the number of sequences.",
+        "block_table has dtype torch.int32 and shape [2, 2]; it must be int32 of shape [3, any].",
     ),
     "rows of the lengths": (
         (Q, CACHE, CACHE, replace(PAGED, kv_lens=int32(1, 1))),
-        "kv_lens has shape [2]; its first size",
+        "kv_lens has dtype torch.int32 and shape [2]; it must be int32 of shape [3].",
     ),
     "too long": (
         (Q, CACHE, CACHE, replace(PAGED, kv_lens=int32(9, 3, 2))),

@@ -63,9 +63,9 @@ def flash_attn_with_kvcache(
     Returns out (q's shape and dtype); with `return_softmax_lse` also the log-sum-exp `[batch, q_heads, q_len]`, float32
     (float64 for float64 input), -inf for a row that sees no key, whose out is 0.
 
-    All is checked before anything is written; q, k and v may be views of the cache as it was. Slots behind a sequence's end or before its left padding may hold
-    anything, NaN too. Sequences that share slots (a repeated row or block) are written in the order of the batch, so
-    the last one stays, and read after that.
+    All is checked before anything is written; q, k and v may be views of the cache, and are what it held before. Slots
+    behind a sequence's end or before its left padding may hold anything, NaN too. Sequences that share slots (a
+    repeated row or block) are written in the order of the batch, so the last one stays, and read after that.
 
     Differences from FlashAttention 2: its log-sum-exp of an empty row is +inf; blocks must hold a multiple of 256 keys
     and exclude `cache_leftpad`; dtypes are float16 and bfloat16; rotary_dim is a multiple of 16, and the tables have

@@ -62,4 +62,5 @@ class ScoreTiles:
             return None
         kept = keep_mask(self.variant.dropout_seed, self.variant.dropout_p, self.batch_heads, rows, keys)
         # [batch * q_heads, rows, keys]: a batch's heads lie group by group, as stack_groups puts them.
-        return kept.view(self.shape.batch, self.shape.kv_heads, -1, keys[1] - keys[0])
+        stacked = self.shape.group * (rows[1] - rows[0])  # not -1, which could be anything in a batch of 0
+        return kept.view(self.shape.batch, self.shape.kv_heads, stacked, keys[1] - keys[0])

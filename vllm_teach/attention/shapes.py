@@ -1,4 +1,4 @@
-"""The sizes of one attention call, and the checks of what callers hand over: numbers, tensors, and that q, k, v agree."""
+"""The sizes of one attention call, and the checks of what callers give: numbers, tensors, and that q, k, v agree."""
 
 from __future__ import annotations
 

@@ -27,10 +27,12 @@ def race(
     rounds: int = 7,
     warmup: int = 1,
     device: str = "cpu",
+    announce: Callable[[str], object] | None = None,
 ) -> Race:
     """Call every runner once in each of `rounds` rounds, after `warmup` calls of each, and compare their seconds.
 
-    The order changes from round to round, as each may find the caches as its predecessor left them. Raises
+    The order changes from round to round, as each may find the caches as its predecessor left them. `announce` is told
+    the name of each runner before it is called, outside the time that is taken: for a progress bar. Raises
     InvalidArgumentError when there is no runner called `baseline`, for fewer than one round, and for a device without a
     clock here.
     """
@@ -40,13 +42,16 @@ def race(
         raise InvalidArgumentError(f"baseline is {baseline!r}; choose one of {', '.join(runners)}.")
     once = stopwatch(device_name(device, "clock"))
     names = list(runners)
+    announce = announce or (lambda name: None)
     for name in names:
         for _ in range(warmup):
+            announce(name)
             runners[name]()
     samples: dict[str, list[float]] = {name: [] for name in names}
     for number in range(rounds):
         turn = number % len(names)
         for name in names[turn:] + names[:turn]:
+            announce(name)
             samples[name].append(once(runners[name]))
     ratios = {
         name: [mine / base for mine, base in zip(samples[name], samples[baseline], strict=True)] for name in names

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from vllm_teach import __version__
-from vllm_teach.errors import VllmTeachError
+from vllm_teach.errors import InvalidArgumentError, VllmTeachError
 from vllm_teach.models.cache import cache_home
 from vllm_teach.models.load import load_model
 from vllm_teach.training.batches import join_documents
@@ -42,8 +42,9 @@ def build_tiny_llama(out: Path, options: TrainingOptions = OPTIONS, *, command: 
     """Write a model folder to `out`, with `training.json` beside the model's files; return what that file says.
 
     `command` is recorded there. Takes minutes; the training is checkpointed in the package's cache folder. Raises what
-    `train` raises.
+    `collect_documents` and `train` raise, and InvalidArgumentError, before anything is trained, when `out` cannot be.
     """
+    _check_out(out)
     documents = collect_documents(progress=progress)
     texts = [document.text for document in documents if document.part == "train"]
     tokenizer = train_tokenizer(texts, VOCAB_SIZE)
@@ -51,7 +52,7 @@ def build_tiny_llama(out: Path, options: TrainingOptions = OPTIONS, *, command: 
     config = llama_config(
         VOCAB_SIZE, hidden_size=HIDDEN_SIZE, num_layers=NUM_LAYERS, kv_heads=KV_HEADS, context=CONTEXT
     )
-    checkpoint = _checkpoint_file()
+    checkpoint = cache_home() / "tiny-llama.checkpoint"
     run = train(
         config,
         join_documents(parts["train"]),
@@ -60,7 +61,6 @@ def build_tiny_llama(out: Path, options: TrainingOptions = OPTIONS, *, command: 
         checkpoint=checkpoint,
         progress=progress,
     )
-    out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent) as partial:
         folder = Path(partial)
         export_model(run.model, tokenizer, folder)
@@ -130,10 +130,22 @@ def _curve(history: History, every: int = 10) -> dict[str, Any]:
     }
 
 
-def _checkpoint_file() -> Path:
-    folder = cache_home()
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder / "tiny-llama.checkpoint"
+def _check_out(out: Path) -> None:
+    """Make the folder, and see now, not after the training, that a file made beside it can be moved into it."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=out.parent, delete=False) as file:
+            moved = out / Path(file.name).name
+            os.replace(file.name, moved)
+        moved.unlink()
+    except OSError as error:
+        raise InvalidArgumentError(f"out is {str(out)!r}, which cannot be written ({error}): give a folder.") from error
+
+
+def _threads(text: str) -> int:
+    if text.isascii() and text.isdigit() and 1 <= int(text) <= 1024:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is no number of threads: give a whole number from 1 to 1024")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -142,7 +154,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder for the model")
     parser.add_argument("--steps", type=int, default=OPTIONS.steps, help=f"training steps (default: {OPTIONS.steps})")
     parser.add_argument("--seed", type=int, default=OPTIONS.seed)
-    parser.add_argument("--threads", type=int, help="CPU threads (default: all)")
+    parser.add_argument("--threads", type=_threads, help="CPU threads (default: all)")
     parser.add_argument("--quiet", action="store_true", help="no progress bars")
     arguments = parser.parse_args(argv)
     if arguments.threads is not None:

@@ -110,7 +110,7 @@ TABLES = torch.zeros(2, 3, dtype=torch.int32)
         (lambda: ab.BlockDiagonalMask.from_seqlens([1], [1.5]), r"kv_seqlen\[0\] is 1.5;"),
         (lambda: ab.BlockDiagonalMask.from_seqlens(3), "q_seqlen is of type int;"),
         (lambda: ab.BlockDiagonalMask.from_seqlens([1, 2], [3]), "among 2 sequences and the keys among 1;"),
-        (lambda: ab.BlockDiagonalMask.from_tensor_list([]), "tensors_k holds 0 tensors and tensors_q 0;"),
+        (lambda: ab.BlockDiagonalMask.from_tensor_list([]), "tensors_q holds 0 tensors and tensors_q 0;"),
         (
             lambda: ab.BlockDiagonalMask.from_tensor_lists_qkv([torch.zeros(1, 2)], [torch.zeros(2, 2)]),
             r"tensors_k\[0\] has shape \[2, 2\] and tensors_q\[0\] \[1, 2\];",

@@ -202,7 +202,7 @@ def test_a_shifted_pattern_is_exact_in_its_tile_maps() -> None:
 
 
 def test_shapes_that_a_bias_is_not_made_for_are_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match=r"shape is \[5\];"):
+    with pytest.raises(InvalidArgumentError, match=r"shape is \(5,\);"):
         ab.LowerTriangularMask().materialize((5,))
     with pytest.raises(InvalidArgumentError, match=r"dtype is torch.int32;"):
         ab.LowerTriangularMask().materialize((5, 5), torch.int32)

@@ -35,7 +35,7 @@ def additive(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def lengths_of(shape: Sequence[int]) -> tuple[int, int]:
-    """Return (q_len, kv_len), the last two of `shape`; raise InvalidArgumentError unless it has them, and is a shape."""
+    """Return (q_len, kv_len), the last two of `shape`; raise InvalidArgumentError when it is no shape that has them."""
     if not isinstance(shape, list | tuple) or len(shape) < 2:
         raise InvalidArgumentError(f"shape is {shape!r}; give [..., q_len, kv_len].")
     *_, q_len, kv_len = (check_count(f"shape[{i}]", size, 0) for i, size in enumerate(shape))

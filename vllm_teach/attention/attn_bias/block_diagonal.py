@@ -202,7 +202,7 @@ def _lengths(bias: SequenceBias) -> list[tuple[int, int]]:
 
 
 def _check_tensors(name: str, tensors: Sequence[torch.Tensor], queries: Sequence[torch.Tensor]) -> None:
-    """Raise InvalidArgumentError unless the argument `name` has as many tensors as `queries`, and they can be joined."""
+    """Raise InvalidArgumentError unless `tensors`, the argument `name`, are as many as `queries` and can be joined."""
     if not isinstance(tensors, list | tuple):
         raise InvalidArgumentError(f"{name} is of type {type(tensors).__name__}; give a list of tensors.")
     if len(tensors) != len(queries) or not tensors:

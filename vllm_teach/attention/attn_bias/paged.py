@@ -70,6 +70,7 @@ class PagedBlockDiagonalPaddedKeysMask(SequenceBias):
 
     def check_keys(self, name: str, tokens: int) -> None:
         """Raise InvalidArgumentError unless `tokens` are whole pages, and every page in use is among them."""
+        check_real_device("block_tables", self.block_tables)
         pages, rest = divmod(tokens, self.page_size)
         if rest:
             raise InvalidArgumentError(f"{name} has {tokens} tokens; give whole pages of {self.page_size}.")
@@ -109,4 +110,3 @@ def _check_pages(tables: torch.Tensor, page_size: int) -> None:
             f"block_tables has dtype {tables.dtype} and shape {list(tables.shape)}; give int32 or int64 of shape "
             "[sequences, most pages of one]."
         )
-    check_real_device("block_tables", tables)

@@ -13,7 +13,7 @@ from vllm_teach.attention.attn_bias.alignment import top_left
 from vllm_teach.attention.attn_bias.base import AttentionBias, additive, lengths_of
 from vllm_teach.attention.patterns.base import Pattern
 from vllm_teach.attention.patterns.simple import Causal, LocalWindow
-from vllm_teach.attention.shapes import check_count, check_tensor, keep_count
+from vllm_teach.attention.shapes import check_count, check_real_device, check_tensor, keep_count
 from vllm_teach.errors import InvalidArgumentError
 
 
@@ -74,7 +74,9 @@ class LowerTriangularMaskWithTensorBias(LowerTriangularMask):
     def materialize(
         self, shape: Sequence[int], dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
     ) -> torch.Tensor:
-        """Return the mask plus the tensor, in `dtype` and on `device`. Each size of it must be that of `shape`, or 1."""
+        """Return the mask plus the tensor, in `dtype`; each size of the tensor must be that of `shape`, or 1."""
+        if torch.device(device).type != "meta":
+            check_real_device("bias", self._bias)
         mask = super().materialize(shape, dtype, device)
         sizes = self._bias.shape
         if len(sizes) > mask.dim() or any(a not in (1, b) for a, b in zip(sizes[::-1], shape[::-1], strict=False)):

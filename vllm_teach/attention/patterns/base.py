@@ -53,9 +53,9 @@ class Pattern(ABC):
         """
         seen, shape = self.sees(q_pos, k_pos), torch.broadcast_shapes(q_pos.shape, k_pos.shape)
         given = isinstance(seen, torch.Tensor)
-        if given and seen.dtype == torch.bool and seen.dim() <= len(shape):
-            if all(a in (1, b) for a, b in zip(seen.shape[::-1], shape[::-1], strict=False)):
-                return seen.expand(shape)
+        sizes = seen.shape if given and seen.dtype == torch.bool else (0,) * (len(shape) + 1)  # which never fit
+        if len(sizes) <= len(shape) and all(a in (1, b) for a, b in zip(sizes[::-1], shape[::-1], strict=False)):
+            return seen.expand(shape)
         got = f"{seen.dtype} of shape {list(seen.shape)}" if given else type(seen).__name__
         raise InvalidArgumentError(
             f"{type(self).__name__}.sees returned {got} for positions {list(q_pos.shape)} and {list(k_pos.shape)}; "
