@@ -49,7 +49,7 @@ class Attention {
           depth_(round_up(inner_, LANES)),
           width_(round_up(call.head_dim, LANES)),
           rule_{float(call.scale * LOG2_E), float(call.softcap * LOG2_E),
-                call.softcap != 0 ? float(call.scale / call.softcap) : 0, call.slopes != nullptr} {}
+                call.softcap != 0 ? float(1 / (call.softcap * LOG2_E)) : 0, call.slopes != nullptr} {}
 
     int64_t workspace_bytes(int64_t most_rows) const {
         return Work{}.lay_out(nullptr, round_up(most_rows, ROWS), depth_, width_);
@@ -111,7 +111,7 @@ class Attention {
             pack_query<Operand>(from + query * call_.q_stride.row + head * call_.q_stride.head, call_.head_dim,
                                 w.queries + r * depth_);
             const float slope = call_.slopes ? call_.slopes[s.first_slope + head] * LOG2_E : 0;
-            w.states[r] = {Floats{}, -INFINITE, int32_t(query + s.kv_len - s.q_len), slope};
+            w.states[r] = {Floats{}, -INFINITE, slope, query + s.kv_len - s.q_len};
         }
         std::memset(w.sums, 0, padded * width_ * sizeof(float));
     }

@@ -14,8 +14,8 @@ constexpr int SCORE_VECTORS = TILE_KEYS / LANES;
 struct RowState {
     Floats sum;        // of 2^(score - largest), lane by lane: the lanes are added up at the end, once
     float largest;     // the largest score so far; -inf before the first
-    int32_t position;  // the query's position among the keys
     float slope;       // ALiBi's, times log2 e
+    int64_t position;  // the query's position among the keys
 };
 
 // Which keys of the tile a row may see: those in [first, last], and of them those whose byte is not 0.
@@ -26,9 +26,9 @@ struct RowMask {
 
 // What stands between q k^T and the softmax, beyond the scale; see vllm_teach.attention.scores.
 struct ScoreRule {
-    float scale;      // times log2 e
-    float softcap;    // times log2 e; 0: none
-    float cap_scale;  // scale / softcap, which makes tanh's argument
+    float scale;        // times log2 e
+    float softcap;      // times log2 e; 0: none
+    float inverse_cap;  // 1 / softcap. Not scale / softcap, which could be infinite, and infinity times 0 is NaN.
     bool alibi;
 };
 
@@ -36,10 +36,10 @@ struct ScoreRule {
 inline void modify_scores(float* scores, const ScoreRule& rule, const RowState& row, int64_t first_key, RowMask mask) {
     for (int i = 0; i < SCORE_VECTORS; ++i) {
         Floats s = load<Floats>(scores + i * LANES);
-        s = rule.softcap != 0 ? tanh(s * rule.cap_scale) * rule.softcap : s * rule.scale;
+        s = rule.softcap != 0 ? tanh(s * rule.scale * rule.inverse_cap) * rule.softcap : s * rule.scale;
         const Ints key = lane_numbers() + i * LANES;
         if (rule.alibi) {
-            const Floats ahead = __builtin_convertvector(key + int32_t(first_key - row.position), Floats);
+            const Floats ahead = __builtin_convertvector(key, Floats) + float(first_key - row.position);
             s -= as_floats(as_ints(ahead) & 0x7fffffff) * row.slope;
         }
         Ints visible = (key >= mask.first) & (key <= mask.last);

@@ -17,7 +17,7 @@ from vllm_teach.errors import InvalidArgumentError
 
 from . import INTERPRETED, tuning
 from .merge_splits import merge_splits
-from .problem import Options, check_tensors, option_arguments
+from .problem import Options, check_tensors, last_contiguous, option_arguments
 from .tile_math import (
     LN2,
     dot_precision,
@@ -221,7 +221,7 @@ def paged_attention(
     if splits > 1:
         parts = torch.empty(splits, *q.shape, dtype=torch.float32, device=q.device)
         part_lse = torch.empty(splits, total_q, q_heads, dtype=torch.float32, device=q.device)
-    q, k_cache, v_cache = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k_cache, v_cache))
+    q, k_cache, v_cache = (last_contiguous(x) for x in (q, k_cache, v_cache))
     block_table = block_table if block_table.stride(-1) == 1 else block_table.contiguous()
     sizes = {"HEAD_DIM": head_dim, "DIM": padded(head_dim)}
     arguments = option_arguments(options, q, sequences)

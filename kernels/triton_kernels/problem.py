@@ -76,13 +76,13 @@ class Problem:
         """
         check_tensors(q, k, v, rank=4 if lengths is None else 3)
         if lengths is not None:
-            q, k, v = (_last_contiguous(x) for x in (q, k, v))
+            q, k, v = (last_contiguous(x) for x in (q, k, v))
             return cls(q, k, v, len(lengths.cu_seqlens_q) - 1, lengths.q_len, lengths.kv_len, options, lengths)
         batch, q_len = q.shape[:2]
         if k.shape[0] != batch:
             raise InvalidArgumentError(f"k has shape {list(k.shape)} and q {list(q.shape)}; make their batches equal.")
         kv_len = k.shape[1]
-        q, k, v = (_last_contiguous(x.flatten(0, 1)) for x in (q, k, v))  # [batch, length, …] -> [batch * length, …]
+        q, k, v = (last_contiguous(x.flatten(0, 1)) for x in (q, k, v))  # [batch, length, …] -> [batch * length, …]
         return cls(q, k, v, batch, q_len, kv_len, options)
 
     @property
@@ -133,7 +133,7 @@ class Problem:
 def option_arguments(options: Options, q: torch.Tensor, batch: int) -> dict[str, Any]:
     """Return the kernels' arguments for `options`, by name; `q` has `[…, q_heads, head_dim]`."""
     low, high = seed_halves(options.dropout_seed)
-    slopes = options.slopes
+    slopes = None if options.slopes is None else options.slopes.resolve_neg()
     return {
         "slopes_ptr": q if slopes is None else slopes.expand(batch, q.shape[-2]).contiguous(),  # q: not read
         "scale": float(q.shape[-1] ** -0.5 if options.scale is None else options.scale),
@@ -188,5 +188,7 @@ def check_device(q: torch.Tensor) -> None:
         )
 
 
-def _last_contiguous(x: torch.Tensor) -> torch.Tensor:
+def last_contiguous(x: torch.Tensor) -> torch.Tensor:
+    """Return `x` such that kernels can read it: the last dimension contiguous, and no negation put off."""
+    x = x.resolve_neg()
     return x if x.stride(-1) == 1 else x.contiguous()

@@ -411,3 +411,34 @@ def test_tensors_that_require_gradients_may_be_used_where_none_are_recorded(num_
     with torch.no_grad():
         out = flash_attn_with_kvcache(**arguments)
     assert not out.requires_grad
+
+
+def test_new_tokens_may_be_views_of_the_cache_they_are_written_to(make_qkv):
+    """They are what the cache held before the call, though writing them changes it."""
+    _, k_cache, v_cache = make_qkv(kv_len=12)
+    before = k_cache.clone(), v_cache.clone()
+    apart = [x.clone() for x in (k_cache[:, 3:4], k_cache, v_cache, k_cache[:, 2:6], v_cache[:, 4:8])]
+    want = flash_attn_with_kvcache(*apart, cache_seqlens=3, causal=True)
+    q, k, v = k_cache[:, 3:4], k_cache[:, 2:6], v_cache[:, 4:8]
+    assert torch.equal(flash_attn_with_kvcache(q, k_cache, v_cache, k, v, cache_seqlens=3, causal=True), want)
+    assert torch.equal(k_cache[:, 3:7], before[0][:, 2:6])
+    assert torch.equal(v_cache[:, 3:7], before[1][:, 4:8])
+
+
+def test_a_cache_made_under_inference_mode_is_written_only_there(make_qkv):
+    q, new, _ = make_qkv(q_len=1, kv_len=1)
+    with torch.inference_mode():
+        k_cache, v_cache = torch.zeros(2, 6, 2, 8).double(), torch.zeros(2, 6, 2, 8).double()
+        flash_attn_with_kvcache(q, k_cache, v_cache, new, new, cache_seqlens=0)
+    assert flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens=1).shape == q.shape
+    with pytest.raises(InvalidArgumentError, match=r"^k_cache was made under torch.inference_mode"):
+        flash_attn_with_kvcache(q, k_cache, v_cache, new, new, cache_seqlens=1)
+    assert k_cache[:, 1].abs().max() == 0
+
+
+@pytest.mark.parametrize("name", ["cache_seqlens", "cache_batch_idx", "cache_leftpad"])
+def test_indices_without_numbers_are_refused(make_qkv, name):
+    q, k, v = make_qkv()
+    arguments = {"cache_seqlens": 3, name: torch.zeros(2, dtype=torch.int32, device="meta")}
+    with pytest.raises(InvalidArgumentError, match=rf"^{name} is on meta, where tensors hold no numbers"):
+        flash_attn_with_kvcache(q, k, v, **arguments)

@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -19,6 +20,7 @@ from vllm_teach.attention.memory_efficient import (
 from vllm_teach.attention.merge_attentions import merge_attentions
 from vllm_teach.attention.patterns import BlockSparsePattern, Causal, GlobalTokens, LocalWindow
 from vllm_teach.attention.reference import naive_attention
+from vllm_teach.attention.split_kv import merge_attention
 from vllm_teach.errors import InvalidArgumentError
 
 
@@ -328,3 +330,59 @@ Q, K = torch.zeros(2, 7, 3, 8), torch.zeros(2, 9, 3, 8)
 def test_arguments_that_cannot_work_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         memory_efficient_attention(**{"query": Q, "key": K, "value": K, **arguments})
+
+
+def test_a_leaf_with_expanded_heads_has_a_gradient_for_each_of_them() -> None:
+    """One head in memory, but a place for a gradient for each: no one adds these up behind a leaf."""
+    draw = torch.Generator().manual_seed(3)
+    query, one = (torch.randn(2, 5, 2, heads, 8, generator=draw, dtype=torch.float64) for heads in (3, 1))
+    leaves = [one.expand(-1, -1, -1, 3, -1).detach().requires_grad_() for _ in range(2)]
+    apart = [leaf.detach().clone().requires_grad_() for leaf in leaves]
+    got = torch.autograd.grad(memory_efficient_attention(query, *leaves).square().sum(), leaves)
+    want = torch.autograd.grad(memory_efficient_attention(query, *apart).square().sum(), apart)
+    assert all(torch.allclose(a, b) for a, b in zip(got, want, strict=True))
+
+
+def test_p_is_named_as_the_caller_named_it() -> None:
+    x = torch.randn(1, 3, 1, 8)
+    torch.manual_seed(1)
+    want = memory_efficient_attention(x, x, x, p=0.25)
+    torch.manual_seed(1)
+    assert torch.equal(memory_efficient_attention(x, x, x, p=np.float32(0.25)), want)
+    for odd in ("x", 1.0, None):
+        with pytest.raises(InvalidArgumentError, match=r"^p is .*; give a probability"):
+            memory_efficient_attention(x, x, x, p=odd)
+    with pytest.raises(InvalidArgumentError, match=r"^p is of type Tensor"):
+        memory_efficient_attention_partial(x, x, x, p=torch.ones(2))
+
+
+@pytest.mark.parametrize("merge", [merge_attentions, merge_attention])
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ((None, None), "is of type NoneType; give a list of tensors"),
+        (("ab", "cd"), "is of type str; give a list of tensors"),
+        ((torch.tensor(1.0), torch.tensor(1.0)), "is of type Tensor; give a list"),
+        (([], []), "holds 0 parts and .* 0; give one or more"),
+        (([np.ones((2, 3, 4, 8))], [torch.ones(2, 4, 3)]), r"\[0\] is of type ndarray"),
+        (([torch.ones(2, 3, 8)], [torch.ones(2, 3)]), r"\[0\] has shape \[2, 3, 8\]"),
+        (([torch.ones(2, 3, 4, 8).long()], [torch.ones(2, 4, 3)]), r"\[0\] has dtype torch.int64"),
+        (([torch.ones(2, 3, 4, 8)], [torch.ones(2, 4, 3, device="meta")]), r"\[0\] is on meta and .*\[0\] on cpu"),
+        (
+            ([torch.ones(2, 3, 4, 8)] * 2, [torch.ones(2, 4, 3), torch.ones(2, 4, 3).double()]),
+            r"\[1\] has dtype torch.float64 on cpu and .*\[0\] torch.float32",
+        ),
+    ],
+)
+def test_parts_that_are_not_of_one_attention_are_refused(merge, parts, message) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        merge(*parts)
+
+
+def test_the_two_names_of_the_merge_are_one_rule() -> None:
+    outs, lses = torch.randn(3, 2, 5, 4, 8), torch.randn(3, 2, 4, 5)
+    lses[0, 0] = lses[1, 0] = lses[2, 0, :2] = -math.inf
+    for a, b in zip(merge_attention(list(outs), list(lses)), merge_attentions(outs, lses), strict=True):
+        assert torch.equal(a, b)
+    with pytest.raises(InvalidArgumentError, match=r"^output_dtype is 'x';"):
+        merge_attentions(outs, lses, output_dtype="x")

@@ -103,3 +103,23 @@ def test_the_angle_of_position_zero_turns_nothing():
     half_turn = torch.full((1, 4), math.pi, dtype=torch.float64)
     turned = apply_rotary(x, half_turn.cos(), half_turn.sin(), torch.zeros(1, 4, dtype=torch.long))
     torch.testing.assert_close(turned, -x, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"x": "x"}, r"^x is of type str"),
+        ({"x": torch.randn(1, 2, 8)}, r"^x has dtype torch.float32 and shape \[1, 2, 8\]"),
+        ({"x": torch.ones(1, 2, 1, 8).long()}, r"^x has dtype torch.int64"),
+        ({"positions": None}, r"^positions is of type NoneType"),
+        ({"positions": torch.zeros(1, 2)}, r"^positions has dtype torch.float32"),
+        ({"positions": torch.zeros(1, 2, dtype=torch.bool)}, r"^positions has dtype torch.bool"),
+        ({"positions": torch.zeros(3, 2).long()}, r"^positions has dtype torch.int64 and shape \[3, 2\]; .*\[1, 2\]"),
+        ({"positions": torch.zeros(1, 2, device="meta").long()}, r"^positions is on meta and x on cpu;"),
+    ],
+)
+def test_tokens_and_positions_that_cannot_be_turned_are_refused(changes, message):
+    arguments = {"x": torch.randn(1, 2, 1, 8), "cos": torch.ones(4, 2), "sin": torch.zeros(4, 2)}
+    arguments |= {"positions": torch.zeros(1, 2).long()} | changes
+    with pytest.raises(InvalidArgumentError, match=message):
+        apply_rotary(**arguments)

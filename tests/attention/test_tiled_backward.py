@@ -255,3 +255,25 @@ def test_naives_backward_holds_more_than_its_forward(peak_bytes):
     matrix = 2 * 512**2 * 4
     peak = peak_bytes(lambda: gradients(naive_attention, inputs, dout, causal=True))
     assert 3 * matrix <= peak < 4.2 * matrix  # P, dP and dS, the mask, and what is linear in n
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dout": None}, r"^dout is of type NoneType; give a tensor \[2, 7, 2, 8\]\."),
+        ({"out": [1.0]}, r"^out is of type list"),
+        ({"dout": torch.ones(2, 7, 2, 8).long()}, r"^dout has dtype torch.int64 on cpu and q torch.float64 on cpu;"),
+        ({"lse": torch.ones(2, 2, 7, device="meta")}, r"^lse has dtype torch.float32 on meta"),
+        ({"lse": None}, r"^lse is of type NoneType"),
+        ({"dlse": "x"}, r"^dlse is of type str"),
+        ({"dout": torch.ones(2, 7, 2, 8).to_sparse()}, r"^dout is of layout torch.sparse_coo;"),
+        ({"dropout_p": "x"}, r"^dropout_p is of type str"),
+        ({"dropout_p": 0.5}, r"^dropout_seed is None;"),
+    ],
+)
+def test_gradients_that_cannot_be_are_refused_by_name(make_qkv, changes, message):
+    q, k, v = make_qkv()
+    out, lse = flash_attention_forward(q, k, v)
+    arguments = {"dout": out, "q": q, "k": k, "v": v, "out": out, "lse": lse} | changes
+    with pytest.raises(InvalidArgumentError, match=message):
+        flash_attention_backward(**arguments)

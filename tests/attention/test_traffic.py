@@ -6,6 +6,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vllm_teach import counters
+from vllm_teach.attention.backward_traffic import (
+    backward_working_set_bytes,
+    naive_backward_traffic,
+    naive_saved_bytes,
+    tiled_backward_traffic,
+    tiled_saved_bytes,
+)
 from vllm_teach.attention.patterns import Causal, LocalWindow
 from vllm_teach.attention.reference import naive_attention
 from vllm_teach.attention.shapes import AttentionShape
@@ -335,3 +342,32 @@ def test_a_fast_memory_of_nothing_is_refused():
 
 def test_choose_tile_takes_numpy_integers():
     assert choose_tile(np.int64(64), np.int32(2), np.int64(100_000)) == choose_tile(64, 2, 100_000)
+
+
+LARGE = {"batch": 8, "q_len": 65_536, "kv_len": 65_536, "q_heads": 64, "kv_heads": 8, "head_dim": 128, "input_bytes": 2}
+
+
+@pytest.mark.parametrize(
+    "count",
+    [
+        naive_traffic,
+        tiled_traffic,
+        naive_backward_traffic,
+        tiled_backward_traffic,
+        naive_saved_bytes,
+        tiled_saved_bytes,
+    ],
+)
+def test_numpys_numbers_do_not_overflow(count):
+    assert count(**{name: np.int32(value) for name, value in LARGE.items()}) == count(**LARGE)
+
+
+@pytest.mark.parametrize("working_set", [working_set_bytes, backward_working_set_bytes])
+def test_a_working_set_has_sizes(working_set):
+    big = (np.int32(65_536), np.int32(65_536), np.int32(128), np.int32(2))
+    assert working_set(*big) == working_set(*map(int, big))
+    for i, name in enumerate(("tile_q", "tile_k", "head_dim", "input_bytes")):
+        sizes = [1, 1, 1, 1]
+        sizes[i] = 0
+        with pytest.raises(InvalidArgumentError, match=f"^{name} is 0;"):
+            working_set(*sizes)

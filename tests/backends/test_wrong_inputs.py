@@ -52,7 +52,7 @@ WRONG: dict[str, tuple[tuple[Any, Any, Any], dict[str, Any], str]] = {
     "scale": ((draw(*Q), draw(*K), draw(*K)), {"scale": float("nan")}, "scale is nan"),
     "scale of text": ((draw(*Q), draw(*K), draw(*K)), {"scale": "x"}, "scale is of type str"),
     "causal": ((draw(*Q), draw(*K), draw(*K)), {"causal": 1}, "causal is 1"),
-    "window": ((draw(*Q), draw(*K), draw(*K)), {"window_size": (-2, 0)}, "left is -2"),
+    "window": ((draw(*Q), draw(*K), draw(*K)), {"window_size": (-2, 0)}, "window_size[0] is -2"),
     "window of one": ((draw(*Q), draw(*K), draw(*K)), {"window_size": 3}, "window_size is 3"),
     "pattern": ((draw(*Q), draw(*K), draw(*K)), {"pattern": "causal"}, "pattern is of type str"),
     "softcap": ((draw(*Q), draw(*K), draw(*K)), {"softcap": -1.0}, "softcap is -1.0"),
@@ -86,7 +86,7 @@ WRONG: dict[str, tuple[tuple[Any, Any, Any], dict[str, Any], str]] = {
     "tables": (
         (draw(*FLAT_Q), draw(*CACHE), draw(*CACHE)),
         {"layout": paged(((0, 1),))},
-        "block_table has shape [1",
+        "block_table has dtype torch.int32 and shape [1",
     ),
 }
 

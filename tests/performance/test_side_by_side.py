@@ -42,3 +42,16 @@ def test_arguments_that_make_no_race() -> None:
         race({"ours": lambda: None}, "ours", rounds=0)
     with pytest.raises(InvalidArgumentError, match="warmup=-1"):
         race({"ours": lambda: None}, "ours", warmup=-1)
+
+
+def test_each_call_is_announced_outside_the_time_that_is_taken(clock) -> None:
+    order: list[str] = []
+    runners = {name: runner(clock, order, name, lambda call: 1.0) for name in "ab"}
+
+    def announce(name: str) -> None:
+        clock.now += 1000.0
+        order.append(name.upper())
+
+    result = race(runners, "a", rounds=2, announce=announce)
+    assert "".join(order) == "AaBbAaBbBbAa"
+    assert result.seconds["b"].high < 10

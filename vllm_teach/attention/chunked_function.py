@@ -31,6 +31,8 @@ from vllm_teach.attention.chunk_summaries import (
 from vllm_teach.attention.chunk_traffic import backward_step, merge_step, summary_step
 from vllm_teach.attention.online_softmax import SoftmaxState, finish
 from vllm_teach.attention.recomputing import refuse_second_derivative
+from vllm_teach.attention.score_tiles import group_heads, ungroup_heads
+from vllm_teach.attention.shapes import compute_dtype
 
 
 class ChunkedAttention(torch.autograd.Function):
@@ -67,11 +69,11 @@ def forward_chunks(
     Scores, sums and lse are float32, or float64 for float64 input.
     """
     s, value_dim, input_bytes = call.shape, v.shape[-1], q.element_size()
-    dtype = _compute_dtype(q)
+    dtype = compute_dtype(q)
     out = torch.empty(s.batch, s.q_len, s.q_heads, value_dim, dtype=call.output_dtype, device=q.device)
     lse = torch.empty(s.batch, s.q_heads, s.q_len, dtype=dtype, device=q.device)
     for rows, chunks in call.chunks():
-        q_rows = _grouped(q[:, slice(*rows)].to(dtype), call)
+        q_rows = group_heads(q[:, slice(*rows)].to(dtype), s)
         summaries = []
         for chunk in chunks:
             summaries.append(summarise(call, chunk, _operands(q_rows, k, v, bias, chunk)))
@@ -82,7 +84,7 @@ def forward_chunks(
             state = SoftmaxState.empty(q_rows.shape[:-1], value_dim, dtype=dtype, device=q.device)
         counters.report("chunked.merge", **merge_step(call, rows[1] - rows[0], len(summaries), value_dim, input_bytes))
         out_rows, lse_rows = finish(state)
-        out[:, slice(*rows)] = _ungrouped(out_rows)  # rounds to the output's dtype, once
+        out[:, slice(*rows)] = ungroup_heads(out_rows)  # rounds to the output's dtype, once
         lse[:, :, slice(*rows)] = lse_rows.flatten(1, 2)  # [batch, q_heads, rows]
     return out, lse
 
@@ -99,15 +101,15 @@ def backward_chunks(
     needs_dbias: bool,
 ) -> tuple[torch.Tensor | None, ...]:
     """Return (dq, dk, dv, dbias), dbias None unless needed; `results` are (out, lse), `gradients` theirs."""
-    (out, lse), (dout, dlse), dtype = results, gradients, _compute_dtype(q)
+    (out, lse), (dout, dlse), dtype, s = results, gradients, compute_dtype(q), call.shape
     dq = torch.zeros_like(q, dtype=dtype)
     dk, dv = torch.zeros_like(k, dtype=dtype), torch.zeros_like(v, dtype=dtype)
     dbias = torch.zeros_like(bias, dtype=dtype) if bias is not None and needs_dbias else None
     for rows, chunks in call.chunks():
         seen = slice(*rows)
-        q_rows = _grouped(q[:, seen].to(dtype), call)
-        dn = _grouped(dout[:, seen].to(dtype), call)  # [batch, kv_heads, group, rows, value_dim]
-        n = _grouped(out[:, seen].to(dtype), call)
+        q_rows = group_heads(q[:, seen].to(dtype), s)
+        dn = group_heads(dout[:, seen].to(dtype), s)  # [batch, kv_heads, group, rows, value_dim]
+        n = group_heads(out[:, seen].to(dtype), s)
         lse_rows, dlse_rows = (x[:, :, seen].unflatten(1, q_rows.shape[1:3]) for x in (lse, dlse))
         dz = dlse_rows - (dn * n).sum(dim=-1)  # [batch, kv_heads, group, rows]
         dq_rows = torch.zeros_like(q_rows)
@@ -120,7 +122,7 @@ def backward_chunks(
             if dbias is not None and dbias_part is not None:
                 tile_of(dbias, chunk).add_(dbias_part.flatten(1, 2))  # [1 or batch, 1 or q_heads, …, …]
             counters.report("chunked.backward", **backward_step(call, chunk, v.shape[-1], q.element_size()))
-        dq[:, seen] = _ungrouped(dq_rows)
+        dq[:, seen] = ungroup_heads(dq_rows)
     return (
         dq.to(q.dtype),
         dk.to(k.dtype),
@@ -167,18 +169,3 @@ def tile_of(bias: torch.Tensor, chunk: Chunk) -> torch.Tensor:
     rows = slice(*chunk.rows) if bias.shape[2] > 1 else slice(None)
     keys = slice(*chunk.keys) if bias.shape[3] > 1 else slice(None)
     return bias[:, :, rows, keys]
-
-
-def _grouped(rows: torch.Tensor, call: ChunkedCall) -> torch.Tensor:
-    """`[batch, rows, q_heads, dim]` -> `[batch, kv_heads, group, rows, dim]`."""
-    split = rows.unflatten(2, (call.shape.kv_heads, call.shape.group))  # [batch, rows, kv_heads, group, dim]
-    return split.permute(0, 2, 3, 1, 4)
-
-
-def _ungrouped(rows: torch.Tensor) -> torch.Tensor:
-    """Undo `_grouped`."""
-    return rows.permute(0, 3, 1, 2, 4).flatten(2, 3)  # from [batch, rows, kv_heads, group, dim]
-
-
-def _compute_dtype(q: torch.Tensor) -> torch.dtype:
-    return torch.float64 if q.dtype == torch.float64 else torch.float32

@@ -36,7 +36,7 @@ from vllm_teach.attention.dropout import check_dropout, keep_mask, number_heads
 from vllm_teach.attention.layout import Layout, Paged, Varlen
 from vllm_teach.attention.reference import naive_attention
 from vllm_teach.attention.sequencewise import DenseArguments, sequence_calls
-from vllm_teach.attention.shapes import check_count, check_ints, check_real, check_tensor
+from vllm_teach.attention.shapes import check_count, check_ints, check_real, check_tensor, compute_dtype
 from vllm_teach.attention.tiled import flash_attention
 from vllm_teach.attention.variant import VariantArguments
 from vllm_teach.errors import InvalidArgumentError
@@ -166,7 +166,7 @@ def flash_attn_varlen_func(
     out = torch.cat([q[:0], *outs])  # q[:0]: there may be no sequence
     if not return_attn_probs:
         return out
-    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    dtype = compute_dtype(q)
     lse = torch.cat([q.new_empty(q.shape[1], 0, dtype=dtype), *lses], dim=1)
     return out, lse, torch.cat([q.new_empty(0, q.shape[1], *longest), *probs]) if dropout_p else q.new_empty(0)
 

@@ -12,7 +12,14 @@ import torch
 from vllm_teach.attention.flash_cache import CacheBlocks
 from vllm_teach.attention.flash_interface import flash_arguments
 from vllm_teach.attention.rotary import apply_rotary
-from vllm_teach.attention.shapes import AttentionShape, check_count, check_ints, check_real_device, check_tensor
+from vllm_teach.attention.shapes import (
+    AttentionShape,
+    check_count,
+    check_ints,
+    check_real_device,
+    check_tensor,
+    compute_dtype,
+)
 from vllm_teach.attention.split_kv import choose_num_splits_for, split_kv_attention
 from vllm_teach.attention.tiled import flash_attention
 from vllm_teach.attention.variant import Variant
@@ -104,7 +111,7 @@ def flash_attn_with_kvcache(
             for index in range(batch):  # the first write; from here on nothing raises
                 blocks.append(index, filled[index], k[index], v[index])
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
-        lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+        lse_dtype = compute_dtype(q)
         lse = torch.empty(batch, q_heads, q_len, dtype=lse_dtype, device=q.device)
         for index in range(batch):
             keys, values = blocks.read(index, starts[index], ends[index])

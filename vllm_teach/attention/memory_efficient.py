@@ -23,6 +23,7 @@ from vllm_teach.attention.memory_efficient_inputs import (
     score_shape,
 )
 from vllm_teach.attention.patterns.base import Pattern
+from vllm_teach.attention.shapes import compute_dtype
 from vllm_teach.errors import InvalidArgumentError
 
 Bias = torch.Tensor | AttentionBias | Pattern | None
@@ -212,8 +213,8 @@ def _pattern_and_tensor(
     if isinstance(attn_bias, PatternBias):
         return attn_bias.pattern(*shape[-2:]), None
     if isinstance(attn_bias, AttentionBias):
-        dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
-        return None, bias_over_heads(attn_bias.materialize(shape, dtype, query.device), shape, query.device)
+        written_out = attn_bias.materialize(shape, compute_dtype(query), query.device)
+        return None, bias_over_heads(written_out, shape, query.device)
     shown = f"the class {attn_bias.__name__}" if isinstance(attn_bias, type) else f"of type {type(attn_bias).__name__}"
     raise InvalidArgumentError(
         f"attn_bias is {shown}; give a tensor, an object of a class of vllm_teach.attention.attn_bias, a Pattern of "

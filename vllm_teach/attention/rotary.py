@@ -6,7 +6,7 @@ with the position. The product of a turned query and a turned key then depends o
 
 import torch
 
-from vllm_teach.attention.shapes import check_real_device, check_tensor
+from vllm_teach.attention.shapes import check_real_device, check_tensor, compute_dtype
 from vllm_teach.errors import InvalidArgumentError
 
 
@@ -25,7 +25,7 @@ def apply_rotary(
     _check_turned(x, positions)
     check_rotary_tables(cos, sin, x)
     check_rotary_positions(positions, cos)
-    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+    dtype = compute_dtype(x)
     half = cos.shape[1]
     c = cos[positions].to(dtype)[:, :, None]  # [batch, length, 1, half]
     s = sin[positions].to(dtype)[:, :, None]  # [batch, length, 1, half]

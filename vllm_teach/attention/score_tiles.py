@@ -19,14 +19,23 @@ def stack_groups(rows: torch.Tensor, shape: AttentionShape) -> torch.Tensor:
     `[batch, rows, q_heads, head_dim]` -> `[batch, kv_heads, group * rows, head_dim]`; the heads of a group follow one
     another, each with all its rows.
     """
-    split = rows.unflatten(2, (shape.kv_heads, shape.group))  # [batch, rows, kv_heads, group, head_dim]
-    return split.permute(0, 2, 3, 1, 4).flatten(2, 3)
+    return group_heads(rows, shape).flatten(2, 3)
 
 
 def unstack_groups(tile: torch.Tensor, shape: AttentionShape) -> torch.Tensor:
     """Undo `stack_groups`: `[batch, kv_heads, group * rows, head_dim]` -> `[batch, rows, q_heads, head_dim]`."""
-    split = tile.unflatten(2, (shape.group, -1))  # [batch, kv_heads, group, rows, head_dim]
-    return split.permute(0, 3, 1, 2, 4).flatten(2, 3)
+    return ungroup_heads(tile.unflatten(2, (shape.group, -1)))  # of [batch, kv_heads, group, rows, head_dim]
+
+
+def group_heads(rows: torch.Tensor, shape: AttentionShape) -> torch.Tensor:
+    """`[batch, rows, q_heads, head_dim]` -> `[batch, kv_heads, group, rows, head_dim]`, a view."""
+    split = rows.unflatten(2, (shape.kv_heads, shape.group))  # [batch, rows, kv_heads, group, head_dim]
+    return split.permute(0, 2, 3, 1, 4)
+
+
+def ungroup_heads(grouped: torch.Tensor) -> torch.Tensor:
+    """Undo `group_heads`."""
+    return grouped.permute(0, 3, 1, 2, 4).flatten(2, 3)  # from [batch, rows, kv_heads, group, head_dim]
 
 
 @dataclass(frozen=True, eq=False)

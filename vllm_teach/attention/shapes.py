@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isfinite
 from numbers import Integral, Real
 from typing import TYPE_CHECKING
 
@@ -13,8 +14,9 @@ if TYPE_CHECKING:
 
 # Half of what an int64 holds: PyTorch counts with these, and the sum of two of them must still fit.
 LARGEST_COUNT = 2**62
-# What is multiplied with float32 scores must be a number in float32, too: beyond it is inf, and inf * 0 is NaN.
-_LARGEST_REAL = 3e38
+# What is multiplied with float32 scores must be a number in float32, too, also after a kernel has multiplied it by
+# log2(e) = 1.44: beyond it is inf, and inf * 0 is NaN.
+_LARGEST_REAL = 2e38
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,8 @@ def check_real(name: str, value: float, wanted: str = "a finite number") -> floa
         except OverflowError:
             pass  # a whole number beyond the largest float
     shown = value if isinstance(value, float) else f"of type {type(value).__name__}"
+    if isinstance(value, float) and isfinite(value):
+        shown = f"{value}, and float32 has room for {_LARGEST_REAL:g}"
     raise InvalidArgumentError(f"{name} is {shown}; give {wanted}.")
 
 
@@ -112,6 +116,13 @@ def check_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> AttentionSha
         )
     check_heads(q, k)
     return AttentionShape(batch, q_len, kv_len, q_heads, kv_heads, head_dim)
+
+
+def compute_dtype(tensor: torch.Tensor) -> torch.dtype:
+    """Return what scores, statistics and sums of such input are computed in: float64 for float64, else float32."""
+    import torch
+
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
 def check_tensor(name: str, tensor: torch.Tensor, shape: str = "") -> None:

@@ -19,7 +19,7 @@ from vllm_teach.attention.autocast import without_autocast
 from vllm_teach.attention.merge_attentions import check_parts, merge_parts
 from vllm_teach.attention.online_softmax import SoftmaxState, finish, update
 from vllm_teach.attention.score_tiles import ScoreTiles, stack_groups, unstack_groups
-from vllm_teach.attention.shapes import AttentionShape, check_count, check_qkv
+from vllm_teach.attention.shapes import AttentionShape, check_count, check_qkv, compute_dtype
 from vllm_teach.attention.traffic import Span, tile_pairs
 from vllm_teach.attention.variant import Variant, VariantArguments
 from vllm_teach.errors import InvalidArgumentError
@@ -144,7 +144,7 @@ def _attend(
     variant: Variant,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (out, lse) of all queries over the keys of `tiles` alone, both in the dtype that is computed in."""
-    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    dtype = compute_dtype(q)
     modifier = ScoreTiles.of(shape, variant, q.device, first_batch=0)
     rows = (0, shape.q_len)
     q_ = stack_groups(q, shape).to(dtype) * variant.scale  # [batch, kv_heads, group * q_len, head_dim]

@@ -16,7 +16,7 @@ from vllm_teach.attention.autocast import without_autocast
 from vllm_teach.attention.online_softmax import SoftmaxState, finish, update
 from vllm_teach.attention.recomputing import check_differentiable, refuse_second_derivative
 from vllm_teach.attention.score_tiles import ScoreTiles, stack_groups, unstack_groups
-from vllm_teach.attention.shapes import AttentionShape, check_qkv
+from vllm_teach.attention.shapes import AttentionShape, check_qkv, compute_dtype
 from vllm_teach.attention.tiled_backward import flash_attention_backward
 from vllm_teach.attention.traffic import q_tile_step, tile_pair_step, tile_pairs
 from vllm_teach.attention.variant import Variant, VariantArguments
@@ -121,7 +121,7 @@ def flash_attention_forward(
     shape = check_qkv(q, k, v)
     variant = Variant.of(shape, q.device, **arguments)
     tiles = ScoreTiles.of(shape, variant, q.device, first_batch)
-    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    dtype = compute_dtype(q)
 
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     lse = torch.empty(shape.batch, shape.q_heads, shape.q_len, dtype=dtype, device=q.device)

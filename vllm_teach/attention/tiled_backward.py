@@ -25,7 +25,7 @@ from vllm_teach.attention.autocast import without_autocast
 from vllm_teach.attention.backward_traffic import backward_keys_step, backward_pair_step, backward_queries_step
 from vllm_teach.attention.score_tiles import ScoreTiles, stack_groups, unstack_groups
 from vllm_teach.attention.scores import soft_cap
-from vllm_teach.attention.shapes import AttentionShape, check_qkv, check_tensor
+from vllm_teach.attention.shapes import AttentionShape, check_qkv, check_tensor, compute_dtype
 from vllm_teach.attention.traffic import Span, key_tile_pairs
 from vllm_teach.attention.variant import Variant, VariantArguments
 from vllm_teach.errors import InvalidArgumentError
@@ -62,7 +62,7 @@ def flash_attention_backward(
     if variant.dropout_p and arguments.get("dropout_seed") is None:
         raise InvalidArgumentError("dropout_seed is None; the backward pass needs the seed that the forward pass used.")
     tiles = ScoreTiles.of(shape, variant, q.device, first_batch)
-    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    dtype = compute_dtype(q)
 
     # Both are [batch, q_heads, q_len]. A blind row has lse = -inf; with +inf, exp(S - lse) is the 0 that it must be.
     lse = lse.masked_fill(lse == float("-inf"), float("inf"))

@@ -110,9 +110,7 @@ def merge_masks(causal: bool, window_size: Sequence[int] = (-1, -1), pattern: Pa
 def _check_softcap(softcap: float) -> float:
     value = check_real("softcap", softcap)
     if value < 0 or 0 < value < _LEAST_SOFTCAP:
-        raise InvalidArgumentError(
-            f"softcap is {softcap!r}; give 0 for none, or a number from {_LEAST_SOFTCAP}."
-        )
+        raise InvalidArgumentError(f"softcap is {softcap!r}; give 0 for none, or a number from {_LEAST_SOFTCAP}.")
     return value
 
 

@@ -81,11 +81,11 @@ def attention_forward(
     Raises as `spec.Backend.run`, and MissingDependencyError when the kernel cannot be built.
     """
     shape, variant = check_call(supports, q, k, v, layout, **arguments)
-    q, k, v = (_unit_stride(tensor) for tensor in (q, k, v))
+    q, k, v = (_readable(tensor) for tensor in (q, k, v))
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)  # whatever the default device is
     lse_shape = (shape.batch, shape.q_heads, shape.q_len) if layout is None else (shape.q_heads, len(q))
     lse = torch.empty(lse_shape, dtype=torch.float32, device=q.device)
-    slopes = None if variant.alibi_slopes is None else variant.alibi_slopes.contiguous()
+    slopes = None if variant.alibi_slopes is None else _readable(variant.alibi_slopes).contiguous()
     table = layout.block_table.contiguous() if isinstance(layout, Paged) else None  # [sequences, blocks]
     places = _places(q, k, v, out, lse, layout, shape)
     mask = _mask(variant.pattern, places, shape.group)
@@ -187,7 +187,13 @@ def _places(
     return places
 
 
-def _unit_stride(tensor: torch.Tensor) -> torch.Tensor:
+def _readable(tensor: torch.Tensor) -> torch.Tensor:
+    """Return `tensor` such that its memory holds its numbers, those of one head side by side.
+
+    PyTorch puts off negations (of `z.conj().imag`), and may keep a tensor of zeros without any memory.
+    """
+    if tensor.is_neg() or (tensor.data_ptr() == 0 and tensor.numel()):
+        tensor = tensor.clone()
     return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
 
 

@@ -2,7 +2,8 @@
 
 `torch.utils.cpp_extension` compiles the files of `kernels/cpu/` into a shared library, which is kept in the user's
 cache folder (or VLLM_TEACH_HOME) under a name made of everything that went into it. As for models, a lock file makes a
-second process wait for the first, and renaming makes the library appear whole or not at all.
+second process wait for the first, and renaming makes the library appear whole or not at all. Its checksum lies beside
+it: to load a library that a full disk has cut short kills the process.
 """
 
 from __future__ import annotations
@@ -84,6 +85,15 @@ def build(isa: str) -> Path:
     return library
 
 
+def damage(library: Path) -> str | None:
+    """Return what is wrong with a built library, which must not be loaded then, or None."""
+    try:
+        intact = _checksum_file(library).read_text(encoding="ascii") == _checksum(library)
+    except (OSError, UnicodeDecodeError):
+        intact = False
+    return None if intact else f"{library} is not what was built"
+
+
 def fail(isa: str, reason: str) -> str:
     """Let `reason` be the answer of `why_not` from now on, and return it."""
     return _failures.setdefault(isa, reason)
@@ -124,9 +134,21 @@ def _build(isa: str, library: Path) -> None:
         print(f"Building the CPU attention kernel for {isa} (once, some 10 seconds) …", file=sys.stderr, flush=True)
         folder = Path(tempfile.mkdtemp(prefix=f"{library.stem}.partial-", dir=library.parent))
         try:
-            os.replace(_compile(isa, folder), library)
+            compiled = _compile(isa, folder)
+            (folder / "checksum").write_text(_checksum(compiled), encoding="ascii")
+            os.replace(folder / "checksum", _checksum_file(library))
+            os.replace(compiled, library)
         finally:
-            shutil.rmtree(folder)
+            # After Ctrl-C a compiler may still be writing there; the next build removes what is left.
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _checksum(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def _checksum_file(library: Path) -> Path:
+    return library.with_suffix(".sha256")
 
 
 def _compile(isa: str, folder: Path) -> Path:
@@ -157,17 +179,16 @@ def _files() -> list[Path]:
 
 @lru_cache(maxsize=8)
 def _compiler_problem(compiler: str, path: str) -> str | None:
-    """Return what is wrong with the compiler command, found by letting it check one line of C++20."""
-    command = compiler.split()
-    if not command or shutil.which(command[0], path=path) is None:
+    """Return what is wrong with the compiler, found by letting it check one line of C++20."""
+    if shutil.which(compiler, path=path) is None:  # PyTorch takes it for one program, too
         return (
-            f"there is no C++ compiler {compiler!r} on the PATH: install g++, or name another one in the environment "
-            "variable CXX"
+            f"there is no C++ compiler {compiler!r} on the PATH: install g++, or name another one, without arguments, "
+            "in the environment variable CXX"
         )
     try:
         arguments = ["-std=c++20", "-x", "c++", "-fsyntax-only", "-"]
         subprocess.run(
-            [*command, *arguments], input=b"#include <vector>\n", capture_output=True, check=True, timeout=60
+            [compiler, *arguments], input=b"#include <vector>\n", capture_output=True, check=True, timeout=60
         )
     except (OSError, subprocess.SubprocessError) as error:
         return f"the C++ compiler {compiler!r} fails on one line ({type(error).__name__})"

@@ -7,6 +7,7 @@ releases Python's lock meanwhile. Nothing is checked here; `vllm_teach.backends.
 from __future__ import annotations
 
 import ctypes
+import os
 from ctypes import POINTER, Structure, byref, c_double, c_int64, c_void_p
 from functools import lru_cache
 from pathlib import Path
@@ -27,6 +28,11 @@ _FUNCTIONS = {
     torch.float16: "attention_float16",
 }
 DTYPES = tuple(_FUNCTIONS)
+
+# Holds something in a forked child: it has none of its parent's threads, and OpenMP would wait for them for ever.
+_forked: list[bool] = []
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=lambda: _forked.append(True))
 
 
 class Stride(Structure):
@@ -129,11 +135,13 @@ def attention_forward(call: Call, dtype: torch.dtype, isa_name: str | None = Non
     """Run the kernel; it fills `call.out` and `call.lse`. Builds it first, where that has not been done.
 
     `call` must describe memory that is there and of `dtype`, one of DTYPES; nothing checks it. `isa_name` is the
-    instruction set to use, `isa()` by default.
+    instruction set to use, `isa()` by default. A forked child runs it in one thread.
 
     Raises MissingDependencyError when the kernel cannot be built or loaded, InvalidArgumentError for an instruction set
     that this processor has not, and MemoryError when there is too little memory.
     """
+    if _forked:
+        call.threads = 1
     if _library(isa_name or isa())[_FUNCTIONS[dtype]](byref(call)):
         raise MemoryError("The CPU attention kernel could not allocate its working memory.")
 
@@ -143,8 +151,11 @@ def _library(isa_name: str) -> ctypes.CDLL:
     if isa_name not in runnable_isas():
         raise InvalidArgumentError(f"isa is {isa_name!r}; this processor can run {', '.join(runnable_isas())}.")
     path = cpu_build.build(isa_name)
-    try:
-        return ctypes.CDLL(str(path))
-    except OSError as error:
-        reason = f"The CPU kernel cannot be loaded ({error}): delete that file, and it is built again."
-        raise MissingDependencyError(cpu_build.fail(isa_name, reason)) from error
+    problem: str | OSError | None = cpu_build.damage(path)
+    if problem is None:
+        try:
+            return ctypes.CDLL(str(path))
+        except OSError as error:
+            problem = error
+    reason = f"The CPU kernel cannot be loaded ({problem}): delete that file, and it is built again."
+    raise MissingDependencyError(cpu_build.fail(isa_name, reason))

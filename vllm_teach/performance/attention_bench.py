@@ -6,6 +6,7 @@ scale only: they belong to this machine at this hour. A backend that is not in a
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -138,7 +139,8 @@ class _Bench:
         with torch.inference_mode():
             qkv = self._qkv(n, torch.float32)
             calls = self._serving(case, qkv, pattern=sparse)
-            if n > _LONGEST_NAIVE and calls.pop("naive", None):
+            if n > _LONGEST_NAIVE and "naive" in calls:
+                del calls["naive"]
                 held = _HEADS * n * n * 4 / 1e9
                 self.left_out.append(LeftOut(case, "naive", f"Its scores alone would take {held:.1f} GB."))
             for name, call in self._started(case, calls).items():
@@ -179,7 +181,7 @@ class _Bench:
         return {name: partial(backends.get(name).run, *qkv, **arguments) for name in able}  # type: ignore[arg-type]
 
     def _started(self, case: str, calls: _Calls) -> _Calls:
-        """Call each once, which builds, compiles and warms up; return those that worked, note why the others did not."""
+        """Call each once, which builds, compiles and warms up; return those that worked, and note the others."""
         working = {}
         for name, call in calls.items():
             self.tell(f"{case}: {name} starts")
@@ -256,5 +258,6 @@ def _format_left_out(left_out: list[LeftOut]) -> list[str]:
         cases.setdefault((one.backend, one.reason), []).append(one.case)
     lines = ["", "not in the table"]
     for (backend, reason), where in cases.items():
-        lines.append(f"  {backend:<18}{reason} ({'; '.join(where) if len(where) < _CASES else 'all cases'})")
+        text = f"{reason} ({'; '.join(where) if len(where) < _CASES else 'all cases'})"
+        lines += textwrap.wrap(text, 118, initial_indent=f"  {backend:<18}", subsequent_indent=" " * 20)
     return lines

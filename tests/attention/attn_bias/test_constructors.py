@@ -1,5 +1,6 @@
 """How the biases are made, cut apart again and moved."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -163,3 +164,59 @@ def test_the_errors_are_value_errors_as_xformers_are() -> None:
 def test_the_base_class_is_abstract() -> None:
     with pytest.raises(TypeError, match="materialize"):
         ab.AttentionBias()  # type: ignore[abstract]
+
+
+T = torch.ones(1, 3, 4, 8)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ab.BlockDiagonalMask.from_seqlens([2**31, 5]), r"^q_seqlen takes 2147483653 places;"),
+        (lambda: ab.BlockDiagonalPaddedKeysMask.from_seqlens([1, 1], 2**30, [3, 3]), r"^kv_seqlen in rooms of 107"),
+        (lambda: ab.BlockDiagonalMask.from_seqlens(torch.ones(2, device="meta")), r"^q_seqlen is on meta"),
+        (lambda: ab.BlockDiagonalMask(5, 5), r"^q_seqinfo is of type int; make the bias with BlockDiagonalMask.from"),
+        (lambda: ab.BlockDiagonalMask.from_tensor_list(None), r"^tensors_q is of type NoneType;"),
+        (lambda: ab.BlockDiagonalMask.from_tensor_list("ab"), r"^tensors_q is of type str;"),
+        (lambda: ab.BlockDiagonalMask.from_tensor_list(["a"]), r"^tensors_q\[0\] is of type str;"),
+        (lambda: ab.BlockDiagonalMask.from_tensor_list([torch.ones(3)]), r"^tensors_q\[0\] has dtype .* shape \[3\]"),
+        (lambda: ab.BlockDiagonalMask.from_tensor_list([T, T[..., :4]]), r"^tensors_q\[1\] has dtype"),
+        (lambda: ab.BlockDiagonalMask.from_tensor_list([T, T[..., 0]]), r"^tensors_q\[1\] has dtype"),
+        (lambda: ab.BlockDiagonalMask.from_tensor_list([T, T.double()]), r"^tensors_q\[1\] has dtype torch.float64"),
+        (lambda: ab.BlockDiagonalMask.from_tensor_list([T, T.to("meta")]), r"^tensors_q\[1\] .*on meta"),
+        (lambda: ab.BlockDiagonalMask.from_seqlens([3]).split("x"), r"^tensor is of type str;"),
+        (
+            lambda: ab.BlockDiagonalPaddedKeysMask.from_seqlens([1], 4, [3]).make_paged(
+                torch.zeros(1, 2, dtype=torch.int32), 2, ab.BlockDiagonalMask
+            ),
+            r"^paged_type is <class",
+        ),
+    ],
+)
+def test_odd_sequences_are_refused_by_name(make, message) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        make()
+
+
+def test_a_block_table_without_numbers_is_refused_where_it_is_read() -> None:
+    table = torch.zeros(1, 2, dtype=torch.int32, device="meta")
+    bias = ab.PagedBlockDiagonalPaddedKeysMask.from_seqlens([1], [3], table, 2)
+    with pytest.raises(InvalidArgumentError, match=r"^block_tables is on meta"):
+        bias.materialize((1, 4))
+
+
+def test_numpys_numbers_are_windows() -> None:
+    three = np.int64(3)
+    pairs = [
+        (ab.LocalAttentionFromBottomRightMask(three, three), ab.LocalAttentionFromBottomRightMask(3, 3)),
+        (
+            ab.LowerTriangularFromBottomRightLocalAttentionMask(three),
+            ab.LowerTriangularFromBottomRightLocalAttentionMask(3),
+        ),
+        (
+            ab.BlockDiagonalMask.from_seqlens([three, 4]).make_local_attention(three),
+            ab.BlockDiagonalMask.from_seqlens([3, 4]).make_local_attention(3),
+        ),
+    ]
+    for numpys, pythons in pairs:
+        assert torch.equal(numpys.materialize((7, 7)), pythons.materialize((7, 7)))

@@ -211,3 +211,32 @@ def test_shapes_that_a_bias_is_not_made_for_are_refused() -> None:
         bias.materialize((4, 5))
     with pytest.raises(InvalidArgumentError, match=r"shape\[-1\] of \[5, 6\] has 6 tokens"):
         bias.materialize((5, 6))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ab.LowerTriangularMask().materialize(5), r"^shape is 5;"),
+        (lambda: ab.LowerTriangularMask().materialize((-1, 5, 5)), r"^shape\[0\] is -1;"),
+        (lambda: ab.LowerTriangularMask().materialize((2.0, 5, 5)), r"^shape\[0\] is 2.0;"),
+        (lambda: ab.LowerTriangularMask().materialize((5, 5), "float32"), r"^dtype is 'float32';"),
+        (lambda: ab.LowerTriangularMask().materialize((5, 5), torch.float8_e4m3fn), r"^dtype is torch.float8"),
+        (lambda: ab.LowerTriangularMask().add_bias(torch.ones(3)).materialize((5, 5)), r"^shape is \[5, 5\] and bias"),
+        (
+            lambda: ab.LowerTriangularMask().add_bias(torch.ones(2, 1, 5, 5)).materialize((5, 5)),
+            r"^shape is \[5, 5\] and bias has \[2, 1, 5, 5\];",
+        ),
+        (
+            lambda: ab.LowerTriangularMask().add_bias(torch.ones(5, 5, device="meta")).materialize((5, 5)),
+            r"^bias is on meta",
+        ),
+    ],
+)
+def test_what_cannot_be_materialised_is_refused_by_name(make, message) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        make()
+
+
+def test_a_mask_with_a_tensor_has_the_dtype_that_was_asked_for() -> None:
+    bias = ab.LowerTriangularMask().add_bias(torch.ones(5, 5))
+    assert bias.materialize((2, 5, 5), torch.bfloat16).dtype == torch.bfloat16

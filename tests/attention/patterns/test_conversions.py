@@ -1,5 +1,6 @@
 """Patterns in other libraries' words: the same pairs are seen."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -131,3 +132,27 @@ def test_why_not_flash(pattern) -> None:
     reason = why_not_flash(pattern, 200, 200)
     assert reason is not None
     assert repr(pattern) in reason
+
+
+@pytest.mark.parametrize("convert", [to_block_mask, to_mask_mod, to_flash_arguments, why_not_flash])
+def test_only_patterns_of_possible_lengths_are_converted(convert):
+    for odd in ("causal", Causal):
+        with pytest.raises(InvalidArgumentError, match=r"^pattern is of type .*; give a Pattern"):
+            convert(odd, 5, 5)
+    with pytest.raises(InvalidArgumentError, match=r"^q_len is -1;"):
+        convert(Causal(), -1, 5)
+    with pytest.raises(InvalidArgumentError, match=r"^kv_len is 2.5;"):
+        convert(Causal(), 5, 2.5)
+    with pytest.raises(InvalidArgumentError, match=r"^cu_seqlens ends with 4 and kv_len is 5;"):
+        convert(Documents([0, 4]), 5, 5)
+
+
+def test_a_block_size_is_one_whole_number_or_two():
+    for size in (np.int64(2), [2, 2], (2, np.int32(2))):
+        assert torch.equal(
+            to_block_mask(Causal(), 5, 5, block_size=size).kv_indices,
+            to_block_mask(Causal(), 5, 5, block_size=2).kv_indices,
+        )
+    for size in ((2,), 2.0, "22", (2, 0), None):
+        with pytest.raises(InvalidArgumentError, match=r"^block_size is "):
+            to_block_mask(Causal(), 5, 5, block_size=size)

@@ -13,6 +13,7 @@ from vllm_teach.attention.patterns import (
     Documents,
     GlobalTokens,
     LocalWindow,
+    Pattern,
     Strided,
 )
 from vllm_teach.errors import InvalidArgumentError
@@ -116,3 +117,59 @@ def test_only_patterns_combine() -> None:
 def test_what_cannot_work_is_refused(make, message) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         make()
+
+
+class Returns(Pattern):
+    """A pattern whose `sees` gives whatever it was made with."""
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    def sees(self, q_pos, k_pos):
+        return self.answer(q_pos, k_pos)
+
+
+def test_a_rule_that_asks_for_the_keys_alone_is_broadcast():
+    mask = Returns(lambda q_pos, k_pos: k_pos < 2).mask(3, 4)
+    assert mask.tolist() == [[True, True, False, False]] * 3
+    assert Returns(lambda q_pos, k_pos: q_pos < 2).tile_map(4, 4, 2, 2).tolist() == [[2, 2], [0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("answer", "got"),
+    [
+        (lambda q_pos, k_pos: (k_pos <= q_pos).int(), r"torch.int32 of shape \[3, 4\]"),
+        (lambda q_pos, k_pos: None, "NoneType"),
+        (lambda q_pos, k_pos: torch.ones(3, dtype=torch.bool), r"torch.bool of shape \[3\]"),
+        (lambda q_pos, k_pos: (k_pos <= q_pos)[None], r"torch.bool of shape \[1, 3, 4\]"),
+    ],
+)
+def test_a_rule_with_another_answer_than_booleans_is_refused(answer, got):
+    with pytest.raises(InvalidArgumentError, match=rf"^Returns.sees returned {got} for .*; return bool of shape"):
+        Returns(answer).mask(3, 4)
+    with pytest.raises(InvalidArgumentError, match=r"^Returns.sees returned"):
+        Returns(answer).tile_map(3, 4, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Documents(torch.tensor([0, 5], device="meta")), "cu_seqlens is on meta"),
+        (lambda: Documents(torch.tensor([0, 5]).to_sparse()), "cu_seqlens is of layout torch.sparse_coo"),
+        (lambda: BlockSparsePattern(torch.ones(2, 2, device="meta")), "layout is on meta"),
+        (lambda: BlockSparsePattern(torch.eye(2).to_sparse()), "layout is of layout torch.sparse_coo"),
+        (lambda: BlockSparsePattern(torch.ones(2, 2, requires_grad=True)), "layout has dtype float64"),
+        (lambda: BlockSparsePattern(torch.ones(2, 2, dtype=torch.bfloat16)), "layout has dtype float64"),
+        (lambda: BlockSparsePattern(np.zeros((3, 0))), r"layout has shape \[3, 0\]"),
+    ],
+)
+def test_tensors_that_cannot_be_read_are_refused(make, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        make()
+
+
+def test_numpys_numbers_are_kept_as_pythons():
+    for pattern in (LocalWindow(np.int64(3), np.int8(1)), Banded(np.int8(3), np.int8(2)), Strided(np.uint8(3))):
+        assert {type(value) for value in vars(pattern).values()} == {int}
+    random = BlockSparsePattern.random(np.int64(4), 2, density=0.7, seed=np.int64(5))
+    assert random == BlockSparsePattern.random(4, 2, density=0.7, seed=5)
