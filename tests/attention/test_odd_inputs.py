@@ -127,9 +127,9 @@ def test_numpys_numbers_are_numbers_to_dropout_too() -> None:
             lambda: chunked_attention(X, X, X, first_batch=2**63, dropout_p=0.5, dropout_seed=0),
             r"^first_batch is above",
         ),
-        (lambda: naive_attention(X, X, X, softcap=1e39), r"^softcap is 1e\+39; give a finite number"),
+        (lambda: naive_attention(X, X, X, softcap=1e39), r"^softcap is 1e\+39"),
         (lambda: naive_attention(X, X, X, softcap=1e-50), r"^softcap is 1e-50; give 0 for none, or a number from"),
-        (lambda: naive_attention(X, X, X, scale=1e300), r"^scale is 1e\+300; give a finite number"),
+        (lambda: naive_attention(X, X, X, scale=1e300), r"^scale is 1e\+300"),
         (lambda: tile_csr(Causal(), 5, 5, 2**20, 2**20), r"^tile_q is 1048576 and tile_k 1048576;"),
     ],
 )

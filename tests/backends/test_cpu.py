@@ -110,6 +110,31 @@ def test_strides_of_every_kind() -> None:
     check(q, shared, shared, causal=True)
 
 
+def test_memory_that_does_not_hold_the_numbers() -> None:
+    if not has_kernel():
+        return
+    k, v = torch.randn(2, 1, 9, 2, 1)
+    mirrored = torch.randn(1, 9, 2, 1, dtype=torch.complex64).conj().imag
+    assert mirrored.is_neg()  # its memory holds the negated numbers
+    check(mirrored, k, v, causal=True)
+    check(k, mirrored, mirrored, alibi_slopes=mirrored[0, 0, :, 0].abs())
+    nothing = torch._efficientzerotensor(1, 9, 2, 1)
+    assert nothing.data_ptr() == 0
+    assert torch.equal(cpu.run(k, k, nothing), torch.zeros(1, 9, 2, 1))
+
+
+def test_memory_at_odd_addresses() -> None:
+    if not has_kernel():
+        return
+    for dtype in DTYPES:
+        numbers = torch.randn(2, 70, 2, 24).to(dtype)
+        memory = bytearray(numbers.numel() * numbers.element_size() + 1)
+        shifted = torch.frombuffer(memory, dtype=dtype, offset=1).view(2, 70, 2, 24)
+        shifted.copy_(numbers)
+        for rows in (1, 70):
+            check(shifted[:, :rows], shifted, shifted, causal=True)
+
+
 def test_strides_in_layouts() -> None:
     if not has_kernel():
         return
@@ -181,9 +206,24 @@ def test_large_scores_and_windows() -> None:
     check(q, k, v, window_size=(2**62, 0))
     check(q, k, v, scale=0.0)
     check(q * 1e18, k * 1e18, v, softcap=20.0)
+    check(q * 0, k, v, scale=1e30, softcap=1e-30)
+    check(q, k, v, softcap=2e38)
+    check(q * 1e-38, k, v, scale=2e38)
     nearest = torch.einsum("bqhd,bkhd->bhqk", q, k).argmax(dim=-1)[0, 1]
     out = cpu.run(q * 1e6, k * 1e6, v)  # scores of 1e13, of which only one counts
     torch.testing.assert_close(out[0, :, 1], v[0, nearest, 1], rtol=1e-6, atol=0)
+
+
+def test_more_keys_than_an_int32_counts() -> None:
+    """A window at the end of 2^31 + 70 keys, which share the memory of one."""
+    if not has_kernel():
+        return
+    q, k = torch.randn(2, 1, 1, 1, 8)
+    many = k.expand(1, 2**31 + 70, 1, 8)
+    out, lse = cpu.attention_forward(q, many, many, window_size=(99, 0))
+    torch.testing.assert_close(out, k, atol=1e-5, rtol=0)
+    want = naive_attention(q, many[:, :100], many[:, :100], return_lse=True)[1]
+    torch.testing.assert_close(lse, want, atol=1e-5, rtol=0)
 
 
 def test_inference_mode_and_another_default_device() -> None:
@@ -209,6 +249,24 @@ def test_what_it_cannot_do_is_refused(dtype: torch.dtype, arguments: dict[str, o
     q = torch.zeros(1, 3, 1, 8, dtype=dtype, requires_grad=bool(arguments.pop("requires_grad", False)))
     with pytest.raises(InvalidArgumentError, match=words):
         cpu.run(q, q, q, **arguments)
+
+
+def test_the_path_of_this_machine_is_chosen_and_named() -> None:
+    """With a compiler the kernel's code for the best instruction set allowed; without one PyTorch, and the reason."""
+    spec = backends.AttentionSpec(1, 4096, 4096, 8, 8, 64, torch.float32)
+    backends.detect_hardware.cache_clear()
+    selection = backends.select_backend(spec)
+    explained = str(backends.explain(spec))
+    capability = torch.backends.cpu.get_cpu_capability()
+    words = {"DEFAULT": "CPU without vector", "AVX2": "CPU with AVX2", "AVX512": "CPU with AVX2 and AVX-512"}
+    assert words[capability] in explained
+    assert capability == "AVX512" or "AVX-512" not in explained
+    if has_kernel():
+        assert "cpu" not in selection.others or cpu.unavailable() is None
+    else:
+        assert selection.choice == "sdpa"
+        assert selection.others["cpu"] == cpu.unavailable()
+        assert "no C++ compiler" in explained
 
 
 def test_without_a_compiler_another_backend_serves(

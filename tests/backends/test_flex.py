@@ -127,7 +127,7 @@ def test_a_compiler_that_fails_is_remembered_and_another_backend_serves(tmp_path
         "print(flex.unavailable())\n"
     )
     environment = os.environ | {
-        "CXX": "false", "VLLM_TEACH_HOME": str(tmp_path), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")
+        "CXX": sys.executable, "VLLM_TEACH_HOME": str(tmp_path), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")
     }  # fmt: skip
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

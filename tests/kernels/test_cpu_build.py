@@ -5,6 +5,8 @@ A source of one line stands in for the kernel, so that a build takes a second.
 
 import ctypes
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -43,7 +45,8 @@ def expect_failure(words: str) -> None:
 
 
 def built(folder: Path) -> list[str]:
-    return sorted(file.name for file in (folder / "home" / "kernels").iterdir() if file.suffix != ".lock")
+    beside = (".lock", ".sha256")
+    return sorted(file.name for file in (folder / "home" / "kernels").iterdir() if file.suffix not in beside)
 
 
 def test_a_build_is_announced_and_found_again(
@@ -114,8 +117,9 @@ def test_no_compiler(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     expect_failure(r"no C\+\+ compiler 'c\+\+' on the PATH: install g\+\+, or name another one in .* CXX")
-    monkeypatch.setenv("CXX", "")
-    expect_failure(r"no C\+\+ compiler '' on the PATH")
+    for compiler in ("", "  ", "c++ -O1", str(tmp_path / "no such folder" / "c++")):
+        monkeypatch.setenv("CXX", compiler)
+        expect_failure(rf"no C\+\+ compiler '{re.escape(compiler)}' on the PATH")
 
 
 @pytest.mark.parametrize("script", ["#!/bin/sh\nexit 1\n", "no program at all"])
@@ -151,12 +155,42 @@ def test_a_bare_machine(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expect_failure("pip install platformdirs or set VLLM_TEACH_HOME")
 
 
-def test_a_broken_library_is_reported(tmp_path: Path) -> None:
+@pytest.mark.parametrize("checksum", [None, "0" * 64, "its own"])
+def test_a_broken_library_is_reported(checksum: str | None) -> None:
+    """One without its checksum or with another one is not loaded at all; one that was never a library cannot be."""
     library = cpu_build.library_path(cpu_extension.isa())
     library.parent.mkdir(parents=True)
     library.write_text("not a library")
+    if checksum is not None:
+        known = cpu_build._checksum(library) if checksum == "its own" else checksum
+        library.with_suffix(".sha256").write_text(known)
+    words = r"header|too short|file" if checksum == "its own" else "is not what was built"
     cpu_extension._library.cache_clear()
     q = torch.zeros(1, 1, 1, 8)
-    with pytest.raises(MissingDependencyError, match=r"cannot be loaded .*delete that file"):
+    with pytest.raises(MissingDependencyError, match=rf"cannot be loaded \(.*({words}).*\): delete that file"):
         cpu.run(q, q, q)
     assert "cannot be loaded" in (cpu.unavailable() or "")
+
+
+def test_a_library_that_was_cut_short_is_not_loaded(source: Path) -> None:
+    if not has_compiler:
+        return expect_failure("no C\\+\\+ compiler|fails on one line")
+    library = cpu_build.build("portable")
+    assert cpu_build.damage(library) is None
+    os.truncate(library, library.stat().st_size // 2)  # which would end the process, were it loaded
+    assert cpu_build.damage(library) == f"{library} is not what was built"
+    library.unlink()
+    assert cpu_build.damage(cpu_build.build("portable")) is None
+
+
+def test_folders_and_compilers_with_spaces_in_their_names(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_compiler:
+        return expect_failure("no C\\+\\+ compiler|fails on one line")
+    compiler = tmp_path / "my tools" / "g++"
+    compiler.parent.mkdir()
+    compiler.symlink_to(str(shutil.which(os.environ.get("CXX", "c++"))))
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("VLLM_TEACH_HOME", str(tmp_path / "my $home"))
+    assert ctypes.CDLL(str(cpu_build.build("portable"))).answer() == 42

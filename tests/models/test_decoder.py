@@ -7,7 +7,6 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from vllm_teach import counters
-from vllm_teach.errors import InvalidArgumentError
 from vllm_teach.models.attend import full_causal
 from vllm_teach.models.config import ModelConfig
 from vllm_teach.models.decoder import Decoder
@@ -120,12 +119,17 @@ def test_the_chosen_backend_computes_the_window_too():
     assert tally.flops == 3 * 2 * 2 * 6 * 50 * 50 * 8  # 3 layers, 2 products, 6 heads of 8
 
 
-def test_a_backend_that_cannot_slide_is_not_replaced():
-    _, model = pair("mistral, window")
-    with pytest.raises(InvalidArgumentError, match=r"^tiled has no sliding window, and one of 7 keys .*\.$"):
-        model(torch.arange(20), torch.arange(20), full_causal("tiled"))
-    within = model(torch.arange(7), torch.arange(7), full_causal("tiled"))  # the window hides none of 7
-    assert (within - model(torch.arange(7), torch.arange(7), full_causal())).abs().max() < 2e-5
+@pytest.mark.parametrize("backend", ["naive", "tiled", "memory_efficient"])
+def test_backends_slide_alike(backend):
+    _, model = pair("mistral, window")  # of 7 tokens
+    tokens = torch.arange(20)
+    out = model(tokens, tokens, full_causal(backend))
+    assert (out - model(tokens, tokens, full_causal("sdpa"))).abs().max() < 2e-5
+    # Three layers pass a token on by 6 positions each: the last of 20 tokens cannot know the first one.
+    other = model(tokens.index_fill(0, torch.tensor([0]), 50), tokens, full_causal(backend))
+    moved = (out - other).abs().amax(dim=-1) > 0
+    assert moved[:19].all()
+    assert not moved[19]
 
 
 def test_rms_norm_takes_its_mean_in_float32():

@@ -1,4 +1,4 @@
-"""The table of `vllm-teach bench attention`: who is in it, what its ratios mean, and that nobody is missing in silence."""
+"""The table of `vllm-teach bench attention`: who is in it, what its ratios mean, and why who is not."""
 
 import json
 import re
@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from vllm_teach import backends, cli
+from vllm_teach.attention.patterns import LocalWindow
 from vllm_teach.backends.hardware import Hardware, detect_hardware
 from vllm_teach.errors import InvalidArgumentError, MissingDependencyError
 from vllm_teach.performance import attention_bench
@@ -89,8 +90,12 @@ def test_the_text_has_a_line_for_each_row_and_each_reason(bench: Bench) -> None:
     below = " ".join(text.partition("not in the table")[2].split())
     for one in bench.left_out:
         assert f"{one.backend} {one.reason}" in below
-    assert "flex It takes too long for a test. (all cases)" in below
+    assert "flash_attn flash-attn runs on cuda, not on cpu. (all cases)" in below
     assert max(map(len, lines)) <= 132
+
+
+def small_bench() -> attention_bench._Bench:
+    return attention_bench._Bench("cpu", rounds=1, tell=lambda text: None)
 
 
 def failing(error: Exception) -> Callable[..., torch.Tensor]:
@@ -110,42 +115,48 @@ def failing(error: Exception) -> Callable[..., torch.Tensor]:
 )
 def test_a_backend_that_fails_at_its_first_call_is_listed(monkeypatch, error: Exception, reason: str) -> None:
     monkeypatch.setattr(backends.get("tiled"), "run", failing(error))
-    found = bench_attention(rounds=1, scale=256, progress=False)
-    mine = [one for one in found.left_out if one.backend == "tiled"]
-    assert [one.reason for one in mine] == [reason] * len(CASES)
-    assert "tiled" not in {row.backend for row in (*found.rows, *found.memory)}
-    assert f"{reason} (all cases)" in format_bench(found)
+    found = small_bench()
+    found.against_sdpa("a", 16, torch.float32)
+    found.against_itself("b", 16, None, LocalWindow(3, 0))
+    found.forward_and_backward("c", 16)
+    found.peak_memory("d", 16, grad=False)
+    mine = [(one.case, one.reason) for one in found.left_out if one.backend == "tiled"]
+    assert mine == [(case, reason) for case in "abcd"]
+    others = {(row.case, row.backend) for row in (*found.rows, *found.memory)}
+    assert {(case, name) for case in "abcd" for name in PLAIN - {"tiled"}} <= others
+    assert not {(case, "tiled") for case in "abcd"} & others
 
 
 def test_a_bug_in_a_backend_is_no_row_of_the_table(monkeypatch) -> None:
     monkeypatch.setattr(backends.get("tiled"), "run", failing(KeyError("bug")))
     with pytest.raises(KeyError, match="bug"):
-        bench_attention(rounds=1, scale=256, progress=False)
+        small_bench().against_sdpa("a", 16, torch.float32)
 
 
 def test_without_the_baseline_there_is_no_ratio_and_it_is_said(monkeypatch) -> None:
-    monkeypatch.setattr(
-        attention_bench, "detect_hardware", this_machine_without(sdpa="It is broken.", naive="It, too.")
-    )
-    found = bench_attention(rounds=1, scale=256, progress=False)
-    assert {row.baseline for row in found.rows} == {"itself"}
-    assert LeftOut("causal fp32, n = 16", "tiled", "There is no sdpa to compare it with.") in found.left_out
+    monkeypatch.setattr(attention_bench, "detect_hardware", this_machine_without(sdpa="Broken.", naive="Too slow."))
+    found = small_bench()
+    found.against_sdpa("a", 16, torch.float32)
+    found.peak_memory("b", 16, grad=False)
+    assert found.rows == []
+    assert LeftOut("a", "tiled", "There is no sdpa to compare it with.") in found.left_out
     assert {row.naive_over_this for row in found.memory} == {None}
-    assert "naive / this = unknown" in format_bench(found)
+    text = format_bench(Bench(found.rows, found.memory, found.left_out, 1, "cpu", {}))
+    assert "naive / this = unknown" in text
+    assert "  sdpa              Broken. (a; b)" in text
 
 
 def test_naive_is_not_asked_for_gigabytes(monkeypatch) -> None:
     monkeypatch.setattr(attention_bench, "_LONGEST_NAIVE", 16)
-    found = bench_attention(rounds=1, scale=256, progress=False)
-    reasons = {one.case: one.reason for one in found.left_out if one.backend == "naive"}
-    assert list(reasons) == ["local 2 / causal, n = 32"]
-    assert "Its scores alone would take" in reasons["local 2 / causal, n = 32"]
+    found = small_bench()
+    for n in (16, 32):
+        found.against_itself(f"{n}", n, None, LocalWindow(3, 0))
+    assert [row.case for row in found.rows if row.backend == "naive"] == ["16"]
+    assert LeftOut("32", "naive", "Its scores alone would take 0.0 GB.") in found.left_out
 
 
 def test_the_bar_names_what_is_waited_for(capsys, monkeypatch) -> None:
     monkeypatch.setenv("TQDM_MININTERVAL", "0")
-    bench_attention(rounds=1, scale=256, progress=False)
-    assert capsys.readouterr().err == ""
     bench_attention(rounds=1, scale=256)
     shown = capsys.readouterr().err
     assert "bench attention: 100%" in shown

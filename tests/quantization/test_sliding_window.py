@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -123,6 +124,16 @@ def test_progress_goes_to_stderr_when_asked_for(capsys):
         ([[1, 2], [3, 4]], {}, r"shape \[2, 2\]"),
         ([1.0, 2.0], {}, "dtype torch.float32"),
         ([1, -1], {}, "token_ids holds -1: ids are 0 or more"),
+        (None, {}, "token_ids is no flat sequence of ids"),
+        ("abc", {}, "token_ids is no flat sequence of ids"),
+        (["a", "b"], {}, "token_ids is no flat sequence of ids"),
+        ([[1], [2, 3]], {}, "token_ids is no flat sequence of ids"),
+        ([1, 2**70], {}, "token_ids is no flat sequence of ids"),
+        (torch.zeros(3, dtype=torch.complex64), {}, "dtype torch.complex64"),
+        ([True, False], {}, "dtype torch.bool"),
+        ([1, 2], {"window": math.inf}, "window=inf is not valid"),
+        ([1, 2], {"head": lambda hidden: None}, "logits have type NoneType for 1 tokens"),
+        ([1, 2], {"head": lambda hidden: hidden + 0j}, "they must be real numbers"),
         ([1, 2], {"window": 1}, "window=1 is not valid: give a whole number of tokens, 2 or more"),
         ([1, 2], {"window": 4.0}, "window=4.0 is not valid"),
         ([1, 2], {"stride": 0}, "stride=0 is not valid: give a whole number from 1 to 7"),
@@ -174,3 +185,37 @@ def test_smollm2_equals_a_plain_transformers_loop(smollm2_path):
     assert result.tokens == scored
     assert result.nll == pytest.approx(total / scored, abs=1e-4)
     assert result.perplexity == pytest.approx(math.exp(total / scored), rel=1e-4)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_undefined_probabilities_are_an_error_and_no_number(value):
+    """A NaN compares as false with everything, and must not pass for infinite perplexity or for a good one."""
+
+    def broken(ids):
+        logits = torch.zeros(len(ids), VOCAB)
+        logits[ids == 3] = value
+        return logits
+
+    with pytest.raises(InvalidArgumentError, match="model gives token 3 no probability, and 1 of 4 in all"):
+        perplexity(broken, [1, 2, 3, 4, 5], window=4)
+    assert math.isnan(Perplexity(torch.tensor([math.nan])).perplexity)
+
+
+def test_a_token_that_is_impossible_has_infinite_perplexity():
+    logits = torch.zeros(VOCAB)
+    logits[2] = -math.inf
+    assert perplexity(lambda ids: logits.expand(len(ids), -1), [1, 2, 3], window=2).perplexity == math.inf
+
+
+def test_numpys_numbers_are_numbers():
+    ids = np.array([1, 2, 3, 4, 5])
+    plain = perplexity(RunningMean(), ids.tolist(), window=4, stride=2)
+    for dtype in (np.int64, np.int32, np.uint16, np.uint8):
+        found = perplexity(RunningMean(), ids.astype(dtype), window=np.int64(4), stride=np.int32(2))
+        assert torch.equal(found.nlls, plain.nlls)
+
+
+def test_a_model_that_returns_no_tensor_is_named():
+    for value, words in ((None, "type NoneType"), ((torch.zeros(2, VOCAB),), "type tuple")):
+        with pytest.raises(InvalidArgumentError, match=f"model returned {words} for 2 tokens"):
+            perplexity(lambda ids, value=value: value, [1, 2], window=4)

@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+import sysconfig
 import tokenize
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vllm_teach.errors import InvalidArgumentError, ResourceNotFoundError
 from vllm_teach.training.corpus import (
     PARTS,
     Document,
@@ -146,3 +148,37 @@ def test_every_docstring_of_a_module_is_there(documents):
 def test_parts_never_change(name, part):
     """The committed model learnt from "train": a document of another part that moved there would judge it unfairly."""
     assert Document(name, "").part == part
+
+
+def test_a_source_that_is_none_is_refused():
+    for sources in ((), ("topic",), ("topics", "wikipedia"), "docs"):
+        with pytest.raises(InvalidArgumentError, match=r"sources is .*; give one or both of topics, docstrings"):
+            collect_documents(sources=sources)
+    assert collect_documents(sources="topics") == collect_documents(sources=("topics",))
+
+
+def test_a_python_without_the_topics_says_so(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
+    with pytest.raises(ResourceNotFoundError, match=r"^pydoc_data\.topics is not in this Python"):
+        collect_documents(sources=("topics",))
+
+
+@pytest.mark.parametrize(
+    "content", [b"def (:", b"\xff\xfe = 1", b"# coding: no-such-code\nx = 1", b"x = '\x00'", b"(" * 5000, None]
+)
+def test_a_source_that_cannot_be_read_is_named_and_not_skipped(content, tmp_path, monkeypatch):
+    """A corpus with a gap would be another one, and the trigram model and the tokenizer with it."""
+    file = tmp_path / "abc.py"
+    if content is None:
+        file.symlink_to(tmp_path / "nowhere")
+    else:
+        file.write_bytes(content)
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
+    with pytest.raises(ResourceNotFoundError, match=r"abc\.py, a file of the standard library, cannot be read \("):
+        collect_documents(sources=("docstrings",))
+
+
+def test_a_python_without_sources_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
+    with pytest.raises(ResourceNotFoundError, match="holds no sources of the standard library"):
+        collect_documents(sources=("docstrings",))

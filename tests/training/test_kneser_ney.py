@@ -123,3 +123,16 @@ def test_on_the_real_corpus_more_context_helps(documents):
 def test_what_cannot_be():
     with pytest.raises(InvalidArgumentError, match=r"documents hold the ids 0 to 9: vocab_size=7 needs 0 to 6\."):
         KneserNey([[1, 9]], VOCAB)
+
+
+def test_models_and_contexts_that_cannot_be():
+    for arguments, words in (
+        (([], 10), "documents is empty"),
+        (([[]], 0), "vocab_size is 0"),
+        (([[]], 2**21), "vocab_size is 2097152; give at most 2097151"),  # its cube does not fit into an int64
+    ):
+        with pytest.raises(InvalidArgumentError, match=words):
+            KneserNey(*arguments)
+    for context in ((10, 0), (0, -1)):
+        with pytest.raises(InvalidArgumentError, match="context holds the ids"):
+            KneserNey([[1]], 10).probabilities(context)

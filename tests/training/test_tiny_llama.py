@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from vllm_teach import LLM, SamplingParams
+from vllm_teach.errors import InvalidArgumentError
 from vllm_teach.models import full_causal, load_model, load_tokenizer
 from vllm_teach.models.load import load_config
 from vllm_teach.training import (
@@ -182,3 +183,30 @@ def test_an_interrupted_command_says_how_to_go_on(monkeypatch, capsys):
 def test_the_commands_errors_are_one_line(capsys):
     assert tiny_llama.main(["--out", "x", "--steps", "0"]) == 1
     assert capsys.readouterr().err == "tiny_llama: steps=0 is not valid: give a whole number, 1 or more.\n"
+
+
+@pytest.mark.parametrize("threads", ["0", "-1", "x", "1.5", "99999"])
+def test_threads_that_are_none_are_refused(threads, capsys):
+    with pytest.raises(SystemExit) as ended:
+        tiny_llama.main(["--out", "x", "--threads", threads])
+    assert ended.value.code == 2
+    assert "is no number of threads: give a whole number from 1 to 1024" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_is_named_before_the_training(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(tiny_llama, "collect_documents", lambda progress: pytest.fail("began"))
+    (tmp_path / "file").touch()
+    for out in (tmp_path / "file", tmp_path / "file" / "below"):
+        assert tiny_llama.main(["--out", str(out)]) == 1
+        [line] = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"tiny_llama: out is {str(out)!r}, which cannot be written (")
+    tiny_llama._check_out(tmp_path / "new")
+    assert {path.name for path in tmp_path.rglob("*")} == {"file", "new"}  # nothing is left behind
+
+
+def test_a_chat_without_a_template_is_refused_in_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    llm = LLM("tiny", device="cpu", kv_cache_memory_bytes=2**22)
+    with pytest.raises(InvalidArgumentError, match=r"without a chat template: give it a plain text\.$"):
+        llm.chat([{"role": "user", "content": "Hello"}], use_tqdm=False)
+    assert list(tmp_path.iterdir()) == []

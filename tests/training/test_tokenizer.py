@@ -53,7 +53,7 @@ def test_parts_hold_the_documents_ids(tokenizer):
 
 
 def test_vocabularies_that_cannot_be():
-    with pytest.raises(InvalidArgumentError, match=r"vocab_size=257 is not valid: give more than 257\."):
+    with pytest.raises(InvalidArgumentError, match=r"vocab_size=257 is not valid: give a whole number above 257\."):
         train_tokenizer(TEXTS, 257)
     with pytest.raises(InvalidArgumentError, match="vocab_size=4000 is more than the texts give"):
         train_tokenizer(TEXTS, 4000)

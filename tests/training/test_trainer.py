@@ -3,9 +3,9 @@ import math
 import pytest
 import torch
 
-from vllm_teach.errors import InvalidArgumentError, ModelLoadError
+from vllm_teach.errors import CacheError, InvalidArgumentError, ModelLoadError
 from vllm_teach.models import full_causal
-from vllm_teach.training import stream_loss, train
+from vllm_teach.training import document_nlls, stream_loss, train
 from vllm_teach.training.model import initial_model, llama_config
 from vllm_teach.training.optimizer import learning_rate, make_optimizer
 from vllm_teach.training.residual_dropout import residual_dropout
@@ -184,6 +184,10 @@ def test_only_matrices_decay(toy_config, toy_options):
         ({"final_fraction": 2}, "final_fraction=2"),
         ({"attention_dropout": 1}, "attention_dropout=1 .* a probability"),
         ({"residual_dropout": -0.1}, "residual_dropout=-0.1"),
+        ({"betas": (1.0, 0.9)}, r"betas=\(1.0, 0.9\) is not valid: give two numbers"),
+        ({"betas": (0.9,)}, "betas="),
+        ({"betas": "ab"}, "betas='ab'"),
+        ({"seed": 2**63}, r"seed=\d+ is not valid: give a whole number below 2\*\*63"),
         ({"dtype": "fp16"}, "dtype='fp16' is not valid: use 'bf16' or 'fp32'"),
         ({"long_window": 128, "long_steps": 1}, "long_window=128 is not valid: a step has 64 tokens"),
     ],
@@ -213,7 +217,13 @@ def test_arguments_that_do_not_fit_together(toy_config, toy_tokens, toy_options)
 def test_llama_config():
     config = llama_config(300, hidden_size=192, num_layers=3, kv_heads=3, context=77)
     assert (config.num_q_heads, config.num_kv_heads, config.head_dim, config.intermediate_size) == (3, 3, 64, 512)
-    for arguments, message in (({"hidden_size": 100}, "hidden_size=100"), ({"kv_heads": 3}, "kv_heads=3")):
+    for arguments, message in (
+        ({"hidden_size": 100}, "hidden_size=100"),
+        ({"kv_heads": 3}, "kv_heads=3"),
+        ({"kv_heads": 0}, "kv_heads is 0"),
+        ({"num_layers": 0}, "num_layers is 0"),
+        ({"context": 1.5}, "context is 1.5"),
+    ):
         with pytest.raises(InvalidArgumentError, match=message):
             llama_config(300, **arguments)
 
@@ -228,3 +238,104 @@ def test_stream_loss_scores_every_token_but_the_first(toy_config, toy_tokens):
             nlls.append(torch.nn.functional.cross_entropy(logits, ids[1:], reduction="none").detach())
         assert sum(map(len, nlls)) == length - 1
         assert stream_loss(model, tokens, window=window) == pytest.approx(torch.cat(nlls).mean().item(), rel=1e-5)
+
+
+def test_arguments_of_the_wrong_type_are_named(toy_config, toy_tokens, toy_options):
+    for arguments, words in (
+        (("config", toy_tokens, toy_options()), "config is of type str; it must be of type ModelConfig"),
+        ((toy_config, toy_tokens, {"steps": 2}), "options is of type dict"),
+        ((toy_config, toy_tokens.tolist(), toy_options()), "tokens is no flat int64"),
+        ((toy_config, toy_tokens.to("meta"), toy_options()), "tokens is no flat int64 tensor .* on the CPU"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=words):
+            train(*arguments, progress=False)
+    with pytest.raises(InvalidArgumentError, match="checkpoint_every is 0"):
+        train(toy_config, toy_tokens, toy_options(), checkpoint_every=0, progress=False)
+
+
+def damage_file(content):
+    return lambda file: file.write_bytes(content(file.read_bytes()))
+
+
+def damage_state(change):
+    def damage(file):
+        saved = torch.load(file, weights_only=True)
+        change(saved)
+        torch.save(saved, file)
+
+    return damage
+
+
+DAMAGES = {
+    "cut": damage_file(lambda content: content[: len(content) // 2]),
+    "empty": damage_file(lambda content: b""),
+    "text": damage_file(lambda content: b"hello"),
+    "another pickle": lambda file: torch.save([1, 2], file),
+    "identity of a list": damage_state(lambda saved: saved.update(identity=[1])),
+    "no state": damage_state(lambda saved: saved.pop("state")),
+    "state of nothing": damage_state(lambda saved: saved.update(state=None)),
+    "no weights": damage_state(lambda saved: saved["state"].pop("model")),
+    "weights of another shape": damage_state(
+        lambda saved: saved["state"]["model"].update({"model.norm.weight": torch.zeros(3)})
+    ),
+    "no optimiser": damage_state(lambda saved: saved["state"].update(optimizer={})),
+    "another history": damage_state(lambda saved: saved["state"].update(history={"x": 1})),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGES)
+def test_a_damaged_checkpoint_is_named(toy_config, toy_tokens, toy_options, tmp_path, what):
+    file = tmp_path / "run.checkpoint"
+    train(toy_config, toy_tokens, toy_options(steps=1), checkpoint=file, progress=False)
+    DAMAGES[what](file)
+    with pytest.raises(ModelLoadError, match=r"checkpoint .* is damaged \(\w+\): delete it to start again\.$"):
+        train(toy_config, toy_tokens, toy_options(steps=1), checkpoint=file, progress=False)
+
+
+def test_a_checkpoint_that_cannot_be_written_is_named_before_the_training(
+    toy_config, toy_tokens, toy_options, tmp_path
+):
+    (tmp_path / "file").touch()
+    for place in (tmp_path, tmp_path / "file" / "below"):
+        with pytest.raises(CacheError, match=r"checkpoint .* cannot be written \(.*\): give a file that can be"):
+            train(toy_config, toy_tokens, toy_options(steps=10**9), checkpoint=place, progress=False)
+    train(toy_config, toy_tokens, toy_options(steps=1), checkpoint=str(tmp_path / "new" / "run"), progress=False)
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["run"]
+
+
+def test_an_interrupt_while_it_is_saved_leaves_the_old_checkpoint(
+    toy_config, toy_tokens, toy_options, tmp_path, monkeypatch
+):
+    file = tmp_path / "run.checkpoint"
+    save = torch.save
+
+    def interrupt(content, partial):
+        partial.write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    def second_is_interrupted(content, partial):
+        save(content, partial)
+        monkeypatch.setattr(torch, "save", interrupt)
+
+    monkeypatch.setattr(torch, "save", second_is_interrupted)
+    options = toy_options(steps=4)
+    with pytest.raises(KeyboardInterrupt):
+        train(toy_config, toy_tokens, options, checkpoint=file, checkpoint_every=2, progress=False)
+    monkeypatch.undo()
+    assert list(tmp_path.iterdir()) == [file]
+    resumed = train(toy_config, toy_tokens, options, checkpoint=file, progress=False)
+    assert resumed.history.losses == train(toy_config, toy_tokens, options, progress=False).history.losses
+
+
+def test_losses_of_nothing_are_refused(toy_config, toy_tokens):
+    model = initial_model(toy_config, seed=0)
+    for tokens, arguments, words in (
+        (toy_tokens[:1], {"window": 8}, "tokens has 1 ids"),
+        (toy_tokens, {"window": 0}, "window is 0"),
+        (toy_tokens, {"window": 8, "dtype": "fp16"}, "dtype='fp16' is not valid"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=words):
+            stream_loss(model, tokens, **arguments)
+    with pytest.raises(InvalidArgumentError, match="documents is empty"):
+        document_nlls(model, [], window=8)
+    assert len(document_nlls(model, [[]], window=8)) == 1  # the end of text alone

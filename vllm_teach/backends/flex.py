@@ -106,7 +106,7 @@ def _compiler_errors() -> Iterator[None]:
         if not isinstance(error, BackendCompilerFailed):
             raise
         first_line = str(error).partition("\n")[0]
-        _broken[:] = [f"torch.compile could not compile FlexAttention here ({first_line.rstrip('.')})."]
+        _broken[:] = [f"torch.compile could not compile FlexAttention here ({first_line.rstrip('.: ')})."]
         raise MissingDependencyError(_broken[0]) from error
 
 

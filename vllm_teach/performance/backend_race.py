@@ -13,6 +13,7 @@ from vllm_teach.attention.layout import Layout
 from vllm_teach.attention.variant import VariantArguments
 from vllm_teach.backends import AttentionSpec
 from vllm_teach.backends.hardware import detect_hardware
+from vllm_teach.backends.selection import check_names, refusals
 from vllm_teach.errors import InvalidArgumentError
 from vllm_teach.performance.side_by_side import race
 from vllm_teach.performance.timing import Timing
@@ -42,13 +43,9 @@ def measure_backends(
     device = q.device.type
     with torch.no_grad():
         spec = AttentionSpec.of(q, k, v, layout=layout, **arguments)
-        hardware = detect_hardware()
         wanted = [name for name in backends.names() if device != "cpu" or name not in COMPILE_PER_SIZE]
-        able = [
-            name
-            for name in (wanted if names is None else names)
-            if backends.get(name).supports(spec) is None and hardware.why_not(name, device) is None
-        ]
+        refused = refusals(spec, detect_hardware())
+        able = [name for name in (wanted if names is None else check_names("names", names)) if name not in refused]
         if not able:
             raise InvalidArgumentError(f"names is {names!r}, and none of them can serve this call here; leave it out.")
         calls = {name: partial(backends.get(name).run, q, k, v, layout=layout, **arguments) for name in able}

@@ -19,7 +19,7 @@ def mask_of_the_kernel(q_len: int, kv_len: int, options: Options) -> torch.Tenso
     return (out > 0).transpose(1, 2)  # [batch, heads, q_len, kv_len]
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2**31, 2**32 - 1, 2**32, 2**63 + 12345, 2**64 - 1])
+@pytest.mark.parametrize("seed", [0, 2**31, 2**32, 2**63 + 12345, 2**64 - 1])
 def test_the_mask_is_bit_equal(seed):
     kept = mask_of_the_kernel(20, 40, Options(dropout_p=0.3, dropout_seed=seed))
     expected = keep_mask(seed, 0.3, torch.arange(6), (0, 20), (0, 40)).view(2, 3, 20, 40)

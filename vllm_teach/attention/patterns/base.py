@@ -51,7 +51,9 @@ class Pattern(ABC):
 
         Raises InvalidArgumentError when it is not bool, or of another shape.
         """
-        seen, shape = self.sees(q_pos, k_pos), torch.broadcast_shapes(q_pos.shape, k_pos.shape)
+        seen, shape = self.sees(q_pos, k_pos), q_pos.shape
+        if k_pos.shape != shape:
+            shape = torch.broadcast_shapes(shape, k_pos.shape)
         given = isinstance(seen, torch.Tensor)
         sizes = seen.shape if given and seen.dtype == torch.bool else (0,) * (len(shape) + 1)  # which never fit
         if len(sizes) <= len(shape) and all(a in (1, b) for a, b in zip(sizes[::-1], shape[::-1], strict=False)):

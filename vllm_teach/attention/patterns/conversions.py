@@ -104,11 +104,12 @@ def to_flash_arguments(pattern: Pattern | None, q_len: int, kv_len: int) -> Flas
     Expressible are what `as_band` knows, and a pattern that hides no pair of these lengths.
     Raises InvalidArgumentError when a length is negative or the pattern not defined here.
     """
-    check_count("q_len", q_len, 0)
-    check_count("kv_len", kv_len, 0)
-    if pattern is not None:
+    if pattern is None:
+        check_count("q_len", q_len, 0)
+        check_count("kv_len", kv_len, 0)
+    else:
         check_pattern(pattern)
-        pattern.check_lengths(q_len, kv_len)
+        pattern.check(q_len, kv_len)
     band = as_band(pattern)
     if band is None and pattern is not None and _hides_nothing(pattern, q_len, kv_len):
         band = EVERYTHING
