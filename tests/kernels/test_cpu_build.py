@@ -116,7 +116,7 @@ def test_a_source_that_does_not_compile(source: Path, tmp_path: Path, capsys: py
 def test_no_compiler(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
-    expect_failure(r"no C\+\+ compiler 'c\+\+' on the PATH: install g\+\+, or name another one in .* CXX")
+    expect_failure(r"no C\+\+ compiler 'c\+\+' on the PATH: install g\+\+, or name another one, .* CXX")
     for compiler in ("", "  ", "c++ -O1", str(tmp_path / "no such folder" / "c++")):
         monkeypatch.setenv("CXX", compiler)
         expect_failure(rf"no C\+\+ compiler '{re.escape(compiler)}' on the PATH")

@@ -144,11 +144,11 @@ def test_a_forked_child_does_not_wait_for_its_parents_threads() -> None:
 import os, signal, torch
 from vllm_teach.backends import cpu
 torch.set_num_threads(2)
-q = torch.randn(1, 600, 4, 16)
+q = torch.randn(1, 600, 2, 16)
 expected = cpu.run(q, q, q)
 if (child := os.fork()) == 0:
     signal.alarm(60)
-    os._exit(0 if torch.equal(cpu.run(q, q, q), expected) else 1)
+    os._exit(0 if cpu.run(q, q, q).tolist() == expected.tolist() else 1)  # PyTorch would wait for threads, too
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
     if cpu.unavailable() is None:

@@ -2,6 +2,14 @@
 
 A backend is a module with `name`, `unavailable()`, `supports(spec)` and `run(q, k, v, layout=…, causal=…, …)`; see
 `spec.Backend`. It is imported when it is asked for, and its library when it is run.
+
+- A call: `spec` (what it asks for), `dispatch.attend` (select, run, count), `call` (the check that starts every `run`),
+  `counts`.
+- The choice: `selection` (by `hardware` and the order in `preference`), `explanation` (the choice as a table).
+- The policy "measured": `tuning` (the sweep), `tuning_file` (where it is kept), `measured` (how it is read), `audit`
+  (how good the choices are).
+- For who writes a backend: `bands` (masks that libraries know by two numbers), `library` (imports a GPU package),
+  `conformance` (the table that each must pass).
 """
 
 from importlib import import_module
