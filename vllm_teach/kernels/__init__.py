@@ -28,5 +28,6 @@ def list_sources() -> list[str]:
     """Return the names of all kernel sources, sorted."""
     root = resources.folder("kernels")
     kinds = {".py", ".cu", ".cuh", ".cpp", ".h"}
-    found = (path.relative_to(root) for path in root.rglob("*") if path.suffix in kinds)
+    # Only in its subfolders: in a wheel the modules that build the kernels lie in the folder itself.
+    found = (path.relative_to(root) for path in root.glob("*/**/*") if path.suffix in kinds)
     return sorted(path.as_posix() for path in found if path.name != "__init__.py" and "__pycache__" not in path.parts)
