@@ -6,8 +6,7 @@
 from typing import TYPE_CHECKING
 
 from vllm_teach import lazy
-
-__version__ = "0.1.0"
+from vllm_teach.version import __version__
 
 _HOMES = {
     "LLM": "engine.llm",

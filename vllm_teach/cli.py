@@ -73,7 +73,7 @@ def run_generate(arguments: argparse.Namespace) -> None:
 
 def run_tune(arguments: argparse.Namespace) -> None:
     """Measure which attention backend is fastest here at which size; the policy "measured" reads the result."""
-    from vllm_teach.backends.tuning import tune
+    from vllm_teach.performance.tuning import tune
 
     _write(tune(progress=not arguments.quiet))
 

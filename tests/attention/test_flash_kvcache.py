@@ -388,7 +388,10 @@ MISUSES: list[tuple[dict[str, Any], list[str]]] = [
 
 
 def test_the_arguments_that_the_misuses_start_from_work():
-    flash_attn_with_kvcache(**misuse_arguments())
+    arguments = misuse_arguments()
+    out = flash_attn_with_kvcache(**arguments)
+    assert out.shape == arguments["q"].shape
+    assert not out.isnan().any()
 
 
 @pytest.mark.parametrize(("changes", "words"), MISUSES)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from vllm_teach.attention.dropout import keep_mask, number_heads
-from vllm_teach.attention.online_softmax import SoftmaxState
+from vllm_teach.attention.online_softmax import SoftmaxState, finite
 from vllm_teach.attention.scores import grouped_slopes, modify_scores
 from vllm_teach.attention.shapes import AttentionShape
 from vllm_teach.attention.traffic import Span, tile_pairs
@@ -121,8 +121,3 @@ def kept_pairs(call: ChunkedCall, chunk: Chunk, device: torch.device) -> torch.T
     batch_heads = number_heads(call.first_batch, s.batch, s.q_heads, device)
     kept = keep_mask(call.variant.dropout_seed, call.variant.dropout_p, batch_heads, chunk.rows, chunk.keys)
     return kept.unflatten(0, (s.batch, s.kv_heads, s.group))  # from [batch * q_heads, rows, keys]
-
-
-def finite(m: torch.Tensor) -> torch.Tensor:
-    """Replace -inf, the largest of no scores, by 0: exp(-inf - 0) is the 0 that is wanted, exp(-inf - -inf) NaN."""
-    return torch.where(m == float("-inf"), 0, m)

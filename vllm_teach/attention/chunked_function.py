@@ -22,14 +22,13 @@ from vllm_teach.attention.chunk_summaries import (
     ChunkedCall,
     Operands,
     chunk_scores,
-    finite,
     kept_pairs,
     merge_all,
     summarise,
     weigh,
 )
 from vllm_teach.attention.chunk_traffic import backward_step, merge_step, summary_step
-from vllm_teach.attention.online_softmax import SoftmaxState, finish
+from vllm_teach.attention.online_softmax import SoftmaxState, finish, finite
 from vllm_teach.attention.recomputing import refuse_second_derivative
 from vllm_teach.attention.score_tiles import group_heads, ungroup_heads
 from vllm_teach.attention.shapes import compute_dtype

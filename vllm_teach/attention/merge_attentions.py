@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import torch
 
-from vllm_teach.attention.chunk_summaries import finite
 from vllm_teach.attention.chunked import check_output_dtype
+from vllm_teach.attention.online_softmax import finite
 from vllm_teach.attention.shapes import check_tensor
 from vllm_teach.errors import InvalidArgumentError
 

@@ -64,7 +64,7 @@ def update(
         return state  # the largest of no scores does not exist
     scores = scores_tile.to(state.m.dtype)  # [..., rows, tile]
     m = torch.maximum(state.m, scores.amax(dim=-1))  # [..., rows]
-    shift = _finite(m)
+    shift = finite(m)
     p = torch.exp(scores - shift[..., None])  # [..., rows, tile], each at most 1
     rescale = torch.exp(state.m - shift)  # [..., rows]; 0 where the row had seen nothing
     kept = p if keep is None else p * keep
@@ -81,7 +81,7 @@ def merge(a: SoftmaxState, b: SoftmaxState) -> SoftmaxState:
     Associative and commutative up to rounding; the empty state is neutral.
     """
     m = torch.maximum(a.m, b.m)  # [..., rows]
-    shift = _finite(m)
+    shift = finite(m)
     weight_a, weight_b = torch.exp(a.m - shift), torch.exp(b.m - shift)  # one of them is 1
     return SoftmaxState(
         m=m,
@@ -98,6 +98,6 @@ def finish(state: SoftmaxState) -> tuple[torch.Tensor, torch.Tensor]:
     return out, lse
 
 
-def _finite(m: torch.Tensor) -> torch.Tensor:
+def finite(m: torch.Tensor) -> torch.Tensor:
     """Replace -inf by 0: with no key seen, exp(-inf - 0) = 0 is right, and exp(-inf - -inf) would be NaN."""
     return torch.where(m == float("-inf"), 0, m)

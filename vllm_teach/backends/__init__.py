@@ -6,8 +6,8 @@ A backend is a module with `name`, `unavailable()`, `supports(spec)` and `run(q,
 - A call: `spec` (what it asks for), `dispatch.attend` (select, run, count), `call` (the check that starts every `run`),
   `counts`.
 - The choice: `selection` (by `hardware` and the order in `preference`), `explanation` (the choice as a table).
-- The policy "measured": `tuning` (the sweep), `tuning_file` (where it is kept), `measured` (how it is read), `audit`
-  (how good the choices are).
+- The policy "measured": `tuning_file` (where `vllm-teach tune` keeps its timings), `measured` (how they are read). The
+  sweep itself, and how good the choices are, is `performance.tuning` and `performance.audit`.
 - For who writes a backend: `bands` (masks that libraries know by two numbers), `library` (imports a GPU package),
   `conformance` (the table that each must pass).
 """

@@ -14,6 +14,8 @@ from vllm_teach.errors import InvalidArgumentError
 # The oldest GPUs, by compute capability, that a library has kernels for.
 OLDEST_GPU = {"flash_attn": (8, 0), "triton": (8, 0), "xformers": (7, 0)}
 
+CPU_ISA_NAMES = {"avx2": "AVX2", "avx512": "AVX-512", "amx": "AMX"}
+
 _GENERATIONS = {7: "Volta or Turing", 8: "Ampere or Ada", 9: "Hopper", 10: "Blackwell", 12: "Blackwell"}
 
 
@@ -74,8 +76,7 @@ class Hardware:
             return f"GPU of compute capability {capability}"
         if device != "cpu":
             return f"device {device}"
-        known = {"avx2": "AVX2", "avx512": "AVX-512", "amx": "AMX"}
-        found = [word for name, word in known.items() if name in self.cpu_isa]
+        found = [word for name, word in CPU_ISA_NAMES.items() if name in self.cpu_isa]
         return f"CPU with {' and '.join(found)}" if found else "CPU without vector instructions that count"
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from vllm_teach.backends.bands import band_of
-from vllm_teach.backends.hardware import Hardware
+from vllm_teach.backends.hardware import CPU_ISA_NAMES, Hardware
 from vllm_teach.backends.spec import AttentionSpec
 
 # What they do with a layout: these have kernels for many sequences, the others go through them one by one.
@@ -79,9 +79,9 @@ def _by_hardware(spec: AttentionSpec, long: bool, hardware: Hardware) -> tuple[t
         return ("sdpa", "cpu", "flex", *_PLAIN), "PyTorch's kernel starts fastest"
     if "amx" in hardware.cpu_isa and spec.dtype == torch.bfloat16:
         return ("sdpa", "cpu", "flex", *_PLAIN), "PyTorch multiplies bfloat16 with AMX"
-    if "avx512" in hardware.cpu_isa:
-        return ("cpu", "sdpa", "flex", *_PLAIN), "our kernel uses AVX-512"
-    return ("sdpa", "cpu", "flex", *_PLAIN), "without AVX-512 PyTorch's kernel is the better one"
+    if isa := next((isa for isa in ("avx512", "avx2") if isa in hardware.cpu_isa), None):
+        return ("cpu", "sdpa", "flex", *_PLAIN), f"our kernel uses {CPU_ISA_NAMES[isa]}"
+    return ("sdpa", "cpu", "flex", *_PLAIN), "without AVX2 our kernel is no faster than PyTorch's"
 
 
 def _hides_many(spec: AttentionSpec) -> bool:

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import torch
 
-from vllm_teach import __version__
 from vllm_teach.backends.hardware import cpu_name, detect_cpu_isa
 from vllm_teach.backends.measured import Measurements
 from vllm_teach.errors import CacheError, InvalidArgumentError
 from vllm_teach.kernels.cpu_build import cache_folder
+from vllm_teach.version import __version__
 
 _FORMAT = "1"  # of the file: another one is not read
 

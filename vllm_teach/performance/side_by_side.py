@@ -6,6 +6,7 @@ directly after the other, so that a slow minute slows all of them; the ratio to 
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import inf
 
 from vllm_teach.errors import InvalidArgumentError
 from vllm_teach.performance.timing import Timing, check_calls, device_name, stopwatch
@@ -28,13 +29,14 @@ def race(
     warmup: int = 1,
     device: str = "cpu",
     announce: Callable[[str], object] | None = None,
+    enough: float = inf,
 ) -> Race:
     """Call every runner once in each of `rounds` rounds, after `warmup` calls of each, and compare their seconds.
 
     The order changes from round to round, as each may find the caches as its predecessor left them. `announce` is told
-    the name of each runner before it is called, outside the time that is taken: for a progress bar. Raises
-    InvalidArgumentError when there is no runner called `baseline`, for fewer than one round, and for a device without a
-    clock here.
+    the name of each runner before it is called, outside the time that is taken: for a progress bar. From the third
+    round on it is over when the samples make `enough` seconds. Raises InvalidArgumentError when there is no runner
+    called `baseline`, for fewer than one round, and for a device without a clock here.
     """
     check_calls("rounds", rounds, 1, "measures nothing")
     check_calls("warmup", warmup, 0, "is no number of calls")
@@ -49,6 +51,8 @@ def race(
             runners[name]()
     samples: dict[str, list[float]] = {name: [] for name in names}
     for number in range(rounds):
+        if number > 1 and sum(map(sum, samples.values())) > enough:
+            break
         turn = number % len(names)
         for name in names[turn:] + names[:turn]:
             announce(name)

@@ -12,8 +12,9 @@ from vllm_teach import backends
 from vllm_teach.attention.shapes import check_count
 from vllm_teach.backends.measured import Measurements, Series
 from vllm_teach.backends.selection import check_names, select_backend
-from vllm_teach.backends.tuning import make_call, time_together, tunable
 from vllm_teach.backends.tuning_file import describe_machine
+from vllm_teach.performance.side_by_side import race
+from vllm_teach.performance.tuning import make_call, tunable
 
 # Between the lengths of the sweep, and beyond its widths.
 POINTS = (
@@ -60,8 +61,10 @@ def audit(
         able = [name for name in among if backends.get(name).supports(spec) is None]
         choice = select_backend(spec, policy, usable=able, measurements=measurements).choice
         with torch.no_grad():
-            taken = time_together({name: call.of(backends.get(name)) for name in able}, device, rounds)
-        fastest = min(able, key=lambda name: statistics.median(taken[name]))
-        ratio = statistics.median(a / b for a, b in zip(taken[choice], taken[fastest], strict=True))
+            runs = {name: call.of(backends.get(name)) for name in able}
+            seconds = race(runs, choice, rounds=rounds, device=device).seconds
+        fastest = min(able, key=lambda name: seconds[name].median)
+        taken = zip(seconds[choice].samples, seconds[fastest].samples, strict=True)
+        ratio = statistics.median(chosen / best for chosen, best in taken)
         verdicts.append(Verdict(series, length, choice, fastest, ratio))
     return verdicts

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import math
-import statistics
-import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +17,7 @@ from vllm_teach.backends.selection import check_names
 from vllm_teach.backends.spec import AttentionSpec, Backend
 from vllm_teach.backends.tuning_file import describe_machine, make_folder, save_measurements, tuning_file
 from vllm_teach.errors import InvalidArgumentError, MissingDependencyError
+from vllm_teach.performance.side_by_side import race
 
 HEADS, HEAD_DIM, BLOCK_SIZE = 8, 64, 16
 # Lengths of a prefill, and how many keys a decoding step reads. A window is an eighth of the length.
@@ -179,27 +177,10 @@ def _time_point(
         for name in names
         if (backend := backends.get(name)).supports(spec) is None and not _hopeless(so_far.get(name, {}), length)
     }
-    return {name: statistics.median(taken) for name, taken in time_together(runs, device, _ROUNDS, _ENOUGH).items()}
-
-
-def time_together(
-    runs: Mapping[str, Callable[[], object]], device: str, rounds: int, enough: float = math.inf
-) -> dict[str, list[float]]:
-    """Return the seconds of each function in each round, after one call of each that builds, compiles, warms up.
-
-    All run in every round, so that a slow moment hits all of them. Stops after `rounds`, or from the third round on
-    when `enough` seconds have passed.
-    """
-    for run in runs.values():
-        run()
-    taken: dict[str, list[float]] = {name: [] for name in runs}
-    start = time.perf_counter()
-    for number in range(rounds):
-        if number >= 2 and time.perf_counter() - start > enough:
-            break
-        for name, run in runs.items():
-            taken[name].append(_seconds(run, device))
-    return taken
+    if not runs:
+        return {}
+    seconds = race(runs, next(iter(runs)), rounds=_ROUNDS, device=device, enough=_ENOUGH).seconds
+    return {name: timing.median for name, timing in seconds.items()}
 
 
 def _hopeless(points: dict[int, float], length: int) -> bool:
@@ -208,13 +189,3 @@ def _hopeless(points: dict[int, float], length: int) -> bool:
         return False
     last = max(points)
     return points[last] * (length / last) > _TOO_LONG
-
-
-def _seconds(run: Callable[[], object], device: str) -> float:
-    if device == "cuda":
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    run()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
