@@ -258,3 +258,11 @@ def test_autocast_does_not_lower_the_oracles_precision() -> None:
     want = naive_attention(X, X, X)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(naive_attention(X, X, X), want)
+
+
+def test_scores_that_are_all_minus_infinity_are_nothing_to_a_running_maximum_and_nan_to_the_formula() -> None:
+    """Infinite keys may give such a row. A running maximum cannot tell it from a row that sees no key, which is 0."""
+    q, k, v = torch.ones(1, 2, 1, 8), torch.full((1, 3, 1, 8), -math.inf), torch.ones(1, 3, 1, 8)
+    assert naive_attention(q, k, v).isnan().all()  # 0 / 0
+    for attend in (flash_attention, forward, chunked_attention, split, flash_attn_func, memory_efficient_attention):
+        assert (attend(q, k, v) == 0).all(), attend
