@@ -1,13 +1,21 @@
 """Fixtures that several rooms share."""
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from vllm_teach.errors import ModelNotFoundError
 from vllm_teach.models import resolve_model
+
+# The same examples in every run, so that a red run is red for whoever repeats it. HYPOTHESIS_PROFILE=explore draws new
+# ones: for a look around after a change.
+settings.register_profile("repeat", derandomize=True)
+settings.register_profile("explore", derandomize=False)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeat"))
 
 
 @pytest.fixture(scope="session", autouse=True)

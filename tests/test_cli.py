@@ -18,7 +18,7 @@ def test_info_names_every_backend_and_why_it_is_not_usable(capsys):
     assert cli.main(["info"]) == 0
     printed = capsys.readouterr().out
     for name, reason in backends.availability().items():
-        assert f"{name:<14}{f'no: {reason}' if reason else 'usable'}" in printed
+        assert f"{name:<18}{f'no: {reason}' if reason else 'usable'}" in printed
     assert "torch threads" in printed
     assert "smollm2" in printed
 

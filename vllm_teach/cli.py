@@ -32,7 +32,7 @@ def run_info(arguments: argparse.Namespace) -> None:
     _write(format_environment(describe_environment()))
     _write("\nmodels")
     for name, state in describe_models().items():
-        _write(f"  {name:<14}{state}")
+        _write(f"  {name:<18}{state}")
 
 
 def run_fetch(arguments: argparse.Namespace) -> None:
@@ -76,6 +76,7 @@ def run_tune(arguments: argparse.Namespace) -> None:
     from vllm_teach.performance.tuning import tune
 
     _write(tune(progress=not arguments.quiet))
+    _write("\n`vllm_teach.backends.attend` and `explain` use this table when they are called with policy='measured'.")
 
 
 def run_bench_attention(arguments: argparse.Namespace) -> None:

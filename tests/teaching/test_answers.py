@@ -49,6 +49,7 @@ def test_right_answers(expected, got):
         (EXPECTED, EXPECTED.numpy(), "got a ndarray"),
         (torch.tensor([True]), torch.tensor([1]), "expected dtype bool, got int64"),
         ((1, 2), (1, 3), "value 2 of 2: expected 2, got 3"),
+        (0.123456789, 0.123456712, "expected 0.123456789, got 0.123456712"),
         ((1, 2), (1,), "expected a tuple of 2 values, got 1"),
         ((1, 2), 1, "expected a tuple of 2 values, got an int"),
         (3, 3.0000001, "expected 3"),

@@ -39,6 +39,16 @@ def dropped_with_where(p, dout, v, rows, keys, keep, dropout_p):
     return dv, torch.where(kept, dout @ v.T, 0.0) / (1 - dropout_p)
 
 
+def dropped_by_the_formula(p, dout, v, rows, keys, keep, dropout_p):
+    mask = keep(rows, keys) / (1 - dropout_p)
+    return (p * mask).T @ dout, mask * (dout @ v.T)
+
+
+def dropped_with_scaled_mask(p, dout, v, rows, keys, keep, dropout_p):
+    mask = torch.where(keep(rows, keys), 1 / (1 - dropout_p), 0.0)
+    return (p * mask).T @ dout, mask * (dout @ v.T)
+
+
 def dropped(*, local=False, swapped=False, scale_p=True, scale_dp=True, mask_p=True, mask_dp=True, power=1, flip=False):
     """The tile's gradients with switches for what can go wrong."""
 
@@ -136,7 +146,13 @@ def walks_downhill(layers, peak):
 
 RIGHT = {
     "score_gradient": [score_gradient, score_gradient_by_jacobian],
-    "dropped_gradients": [dropped_gradients, dropped_with_where, dropped()],
+    "dropped_gradients": [
+        dropped_gradients,
+        dropped_with_where,
+        dropped_by_the_formula,
+        dropped_with_scaled_mask,
+        dropped(),
+    ],
     "bytes_kept": [bytes_kept, kept()],
     "best_chunk": [best_chunk, best_chunk_by_solving],
 }

@@ -64,7 +64,7 @@ def _no_such_feature(spec: AttentionSpec) -> str | None:
     if spec.dropout:
         return "xFormers' attention draws its dropout mask on the GPU, and dropout_seed asks for the one it names."
     if spec.layout == "paged":
-        return "xFormers reads paged caches in decoding steps alone, and is not asked to here."
+        return "xFormers' kernels for paged caches are not used by this package."
     return None
 
 

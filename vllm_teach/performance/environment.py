@@ -61,9 +61,9 @@ def format_environment(environment: Environment) -> str:
         f"{environment.cores} cores, {environment.torch_threads} torch threads",
         "",
         "packages",
-        *(f"  {name:<14}{version or 'not installed'}" for name, version in environment.packages.items()),
+        *(f"  {name:<18}{version or 'not installed'}" for name, version in environment.packages.items()),
         "",
         "attention backends",
-        *(f"  {name:<14}{f'no: {reason}' if reason else 'usable'}" for name, reason in environment.backends.items()),
+        *(f"  {name:<18}{f'no: {reason}' if reason else 'usable'}" for name, reason in environment.backends.items()),
     ]
     return "\n".join(lines)

@@ -57,10 +57,8 @@ def _tensor_difference(expected: torch.Tensor, got: Any, rtol: float, atol: floa
     first = tuple(int(i) for i in torch.nonzero(~close)[0])
     place = f" at {list(first)}" if first else ""
     wrong = int((~close).sum())
-    return (
-        f"first difference{place}: expected {_number(expected[first])}, got {_number(got[first])} "
-        f"({wrong} of {expected.numel()} elements differ)"
-    )
+    wanted, given = _two_numbers(expected[first], got[first])
+    return f"first difference{place}: expected {wanted}, got {given} ({wrong} of {expected.numel()} elements differ)"
 
 
 def _number_difference(expected: float, got: Any, rtol: float, atol: float) -> str | None:
@@ -72,7 +70,10 @@ def _number_difference(expected: float, got: Any, rtol: float, atol: float) -> s
     right = (
         value == expected if isinstance(expected, int) else math.isclose(value, expected, rel_tol=rtol, abs_tol=atol)
     )
-    return None if right else f"expected {_number(expected)}, got {_number(got)}"
+    if right:
+        return None
+    wanted, given = _two_numbers(expected, got)
+    return f"expected {wanted}, got {given}"
 
 
 def same(first: Any, second: Any) -> bool:
@@ -104,6 +105,12 @@ def _dtype(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def _number(value: Any) -> str:
+def _two_numbers(first: Any, second: Any) -> tuple[str, str]:
+    """Return two different numbers with the fewest digits, from six on, that tell them apart."""
+    texts = [(_number(first, digits), _number(second, digits)) for digits in (6, 9, 17)]
+    return next((pair for pair in texts if pair[0] != pair[1]), texts[-1])
+
+
+def _number(value: Any, digits: int) -> str:
     value = value.item() if isinstance(value, torch.Tensor) else value
-    return f"{value:.6g}" if isinstance(value, float) and not float(value).is_integer() else f"{value}"
+    return f"{value:.{digits}g}" if isinstance(value, float) and not float(value).is_integer() else f"{value}"
