@@ -13,11 +13,13 @@ _HOMES = {
     "SamplingParams": "engine.sampling_params",
     "RequestOutput": "engine.outputs",
     "CompletionOutput": "engine.outputs",
+    "BeamSearchParams": "engine.beam_params",
 }
 
-__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = ["LLM", "BeamSearchParams", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__"]
 
 if TYPE_CHECKING:
+    from vllm_teach.engine.beam_params import BeamSearchParams
     from vllm_teach.engine.llm import LLM
     from vllm_teach.engine.outputs import CompletionOutput, RequestOutput
     from vllm_teach.engine.sampling_params import SamplingParams

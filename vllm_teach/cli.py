@@ -93,8 +93,31 @@ def run_bench_attention(arguments: argparse.Namespace) -> None:
     )
     _write(format_bench(bench))
     if arguments.json:
-        with _output_file_errors(arguments.json):
-            arguments.json.write_text(json.dumps(bench.to_json(), indent=1) + "\n", encoding="utf-8")
+        _write_json(arguments.json, bench.to_json())
+
+
+def run_bench_throughput(arguments: argparse.Namespace) -> None:
+    """Measure the engine's throughput beside another system's and print the table."""
+    from vllm_teach.performance.throughput_bench import FULL, QUICK, bench_throughput, format_throughput
+
+    if arguments.json:
+        _check_output_file(arguments.json)
+    bench = bench_throughput(
+        arguments.model,
+        compare=None if arguments.compare == "none" else arguments.compare,
+        rounds=arguments.rounds,
+        dtype=arguments.dtype,
+        mix=QUICK if arguments.quick else FULL,
+        progress=not arguments.quiet,
+    )
+    _write(format_throughput(bench))
+    if arguments.json:
+        _write_json(arguments.json, bench.to_json())
+
+
+def _write_json(path: Path, result: dict[str, object]) -> None:
+    with _output_file_errors(path):
+        path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 def _check_output_file(path: Path) -> None:
@@ -166,7 +189,9 @@ def build_parser() -> argparse.ArgumentParser:
     tune.add_argument("--quiet", action="store_true", help="no progress bar")
     tune.set_defaults(run=run_tune)
 
-    bench = commands.add_parser("bench", help="measure: attention").add_subparsers(required=True, metavar="WHAT")
+    bench = commands.add_parser("bench", help="measure: attention, throughput").add_subparsers(
+        required=True, metavar="WHAT"
+    )
     attention = bench.add_parser("attention", help="time and memory of the attention backends, as ratios of one run")
     attention.add_argument("--rounds", type=_count, default=7, help="each backend runs once a round (default: 7)")
     attention.add_argument("--device", default="cpu")
@@ -174,6 +199,15 @@ def build_parser() -> argparse.ArgumentParser:
     attention.add_argument("--json", type=Path, metavar="FILE", help="write the figures and where they come from, too")
     attention.add_argument("--quiet", action="store_true", help="no progress bar")
     attention.set_defaults(run=run_bench_attention)
+    throughput = bench.add_parser("throughput", help="tokens a second of the engine beside another system, one run")
+    throughput.add_argument("--compare", default="transformers", choices=["transformers", "none"])
+    throughput.add_argument("--model", default="smollm2", help="alias, folder, .gguf file or hub id (default: smollm2)")
+    throughput.add_argument("--dtype", default="bfloat16", choices=["auto", "float32", "bfloat16", "float16"])
+    throughput.add_argument("--rounds", type=_count, default=3, help="each system serves all once a round (default: 3)")
+    throughput.add_argument("--quick", action="store_true", help="16 short requests, for a first look")
+    throughput.add_argument("--json", type=Path, metavar="FILE", help="write the figures and where they come from, too")
+    throughput.add_argument("--quiet", action="store_true", help="no progress bar")
+    throughput.set_defaults(run=run_bench_throughput)
     return parser
 
 

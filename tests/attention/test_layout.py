@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_teach.attention.layout import Paged, Varlen, check_layout, each_sequence
+from vllm_teach.attention.layout import Paged, Varlen, check_layout, check_once, each_sequence
 from vllm_teach.attention.shapes import AttentionShape
 from vllm_teach.errors import InvalidArgumentError
 
@@ -82,10 +82,46 @@ def test_each_sequence_gets_its_own_rows(lengths, block_size, rng):
         ]
 
 
-def test_the_keys_of_a_varlen_are_views_and_those_of_a_paged_are_not():
+def test_the_keys_of_a_varlen_are_views_and_those_of_scattered_blocks_are_not():
     for layout, k, shares in ((VARLEN, K, True), (PAGED, CACHE, False)):
         _, keys, _ = next(each_sequence(k, k, layout, check_layout(Q, k, k, layout)))
         assert (keys.untyped_storage().data_ptr() == k.untyped_storage().data_ptr()) == shares
+
+
+def test_blocks_that_follow_one_another_are_read_as_a_view():
+    caches = torch.randn(2, 3, 6, 4, 2, 8)  # of 3 layers, as the engine keeps them
+    k, v = caches[0, 1], caches[1, 1]
+    table = int32(2, 3, 4, 5, 3, 9, 5, -1, 1, 0, 3, 4).view(4, 3)
+    layout = Paged(int32(0, 1, 2, 3, 4), table, int32(11, 4, 0, 12))
+    sequences = check_layout(torch.zeros(4, 4, 8), k, v, layout)
+    assert sequences.runs == (2, 5, 0, -1)  # an empty sequence has no block to be anywhere
+    found = list(each_sequence(k, v, layout, sequences))
+    for (_, keys, values), first in zip(found[:2], (2, 5), strict=True):
+        assert keys.data_ptr() == k[first].data_ptr()
+        assert values.data_ptr() == v[first].data_ptr()
+    assert torch.equal(found[0][1], k[2:5].flatten(0, 1)[:11])
+    assert torch.equal(found[3][2], v[[0, 3, 4]].flatten(0, 1))
+    assert [len(keys) for _, keys, _ in found] == [11, 4, 0, 12]
+
+
+def test_a_layout_is_read_once_when_it_is_checked_once():
+    checked = check_once(Q, CACHE, CACHE, PAGED)
+    wanted = check_layout(Q, CACHE, CACHE, PAGED)
+    assert check_layout(Q, CACHE, CACHE, checked) == wanted
+    checked.kv_lens.fill_(999)  # which the first look would refuse
+    try:
+        assert check_layout(Q, CACHE, CACHE, checked) == wanted
+        other_heads = torch.zeros(5, 8, 8)
+        assert check_layout(other_heads, CACHE, CACHE, checked).shape.q_heads == 8
+        for q, k in ((Q[:4], CACHE), (Q, CACHE[:5]), (Q, CACHE.flatten(0, 1).view(12, 2, 2, 8))):
+            with pytest.raises(InvalidArgumentError):  # of other sizes, it is read again
+                check_layout(q, k, k, checked)
+        with pytest.raises(InvalidArgumentError):  # a changed copy is not taken for checked
+            check_layout(Q, CACHE, CACHE, replace(checked, cu_seqlens_q=int32(0, 2, 2, 5)))
+    finally:
+        PAGED.kv_lens.copy_(int32(8, 3, 2))
+    assert PAGED.checked is None
+    assert check_layout(Q, K, K, check_once(Q, K, K, VARLEN)) == check_layout(Q, K, K, VARLEN)
 
 
 BAD = {

@@ -12,8 +12,8 @@ def test_every_call_of_every_layer_is_counted(tiny_model, byte_tokenizer) -> Non
     llm.generate([[1, 2, 3], [4, 5]], GREEDY, use_tqdm=False)
     counted = backends.calls()
     assert list(counted) == ["naive"]
-    # A prefill and three decoding steps, of two sequences, in each layer.
-    assert counted["naive"].calls == 4 * 2 * tiny_model.config.num_layers
+    # A prefill and three decoding steps, in each layer one call for all sequences.
+    assert counted["naive"].calls == 4 * tiny_model.config.num_layers
     assert counted["naive"].seconds > 0
 
 
@@ -24,7 +24,8 @@ def test_auto_selects_for_each_call(tiny_model, byte_tokenizer) -> None:
         backends.reset_calls()
         outputs[name] = llm.generate([[1, 2, 3]], GREEDY, use_tqdm=False)[0].outputs[0].token_ids
     assert outputs["auto"] == outputs["sdpa"]
-    assert list(backends.calls()) == ["sdpa"]  # the calls are short, so the threshold rule takes PyTorch's own
+    # What the threshold rule takes for short calls: our own kernel where it could be built, else PyTorch's.
+    assert list(backends.calls()) in (["cpu"], ["sdpa"])
 
 
 def test_auto_serves_a_sequence_without_a_cache(tiny_model) -> None:

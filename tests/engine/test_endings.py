@@ -6,9 +6,9 @@ import weakref
 import pytest
 import torch
 
-from vllm_teach import SamplingParams
+from vllm_teach import SamplingParams, backends
+from vllm_teach.engine.plan import StepResult
 from vllm_teach.engine.request import SampledToken
-from vllm_teach.engine.scheduler import StepResult
 from vllm_teach.errors import EngineError
 
 
@@ -26,9 +26,9 @@ def test_abort_waiting_running_and_unknown(make_llm, assert_empty):
         engine.add_request([65, 66, 67], SamplingParams(max_tokens=6, ignore_eos=True, seed=1), name)
     requests = {name: engine.get_request(name) for name in ("running", "waiting")}
     engine.step()
-    assert engine.kv.slots_held == 9
+    assert engine.kv.pool.num_held == 1
     engine.abort("running")
-    assert engine.kv.slots_held == 0
+    assert engine.kv.pool.num_held == 0
     engine.abort("waiting")
     engine.abort("running")
     engine.abort("nobody")
@@ -43,7 +43,7 @@ def test_abort_with_n(engine):
     engine.add_request([1, 2], SamplingParams(n=3, max_tokens=50, ignore_eos=True), "a")
     engine.step()
     engine.step()
-    assert engine.kv.slots_held == 3 * 52
+    assert engine.kv.pool.num_held == 3  # each has a copy of the one block, since each wrote a token of its own
     engine.abort("a")
 
 
@@ -84,7 +84,11 @@ def test_forward_failure_ends_the_scheduled_and_the_engine_stays_usable(engine, 
 
 def test_a_failing_attention_backend_is_a_forward_failure(engine, monkeypatch):
     engine.add_request([1, 2, 3], SamplingParams(max_tokens=5), "a")
-    monkeypatch.setattr(engine.runner, "_attend_one", lambda *args: (_ for _ in ()).throw(ValueError("bad tile")))
+
+    def broken(*args, **options):
+        raise ValueError("bad tile")
+
+    monkeypatch.setattr(backends.get("sdpa"), "run", broken)
     output = drain(engine)["a"]
     assert isinstance(output.error.__cause__, ValueError)
 
@@ -141,6 +145,11 @@ def test_one_failing_text_fails_one_request_and_its_siblings(engine, monkeypatch
 CAT = "ab🐈".encode()
 
 
+def sampled(plan):
+    """The sequences that get a token."""
+    return [each for item in plan.items for each in (item.sequence, *item.sequence.forks)]
+
+
 def says(engine, monkeypatch, data, then=None):
     """Let the model say the bytes of `data` to every sequence; after the last one it raises `then`."""
     left = list(data)
@@ -149,7 +158,7 @@ def says(engine, monkeypatch, data, then=None):
         if not left:
             raise then
         token = SampledToken(left.pop(0))
-        return StepResult({item.sequence.seq_id: token for item in plan.items})
+        return StepResult({sequence.seq_id: token for sequence in sampled(plan)})
 
     monkeypatch.setattr(engine.runner, "execute", execute)
 
@@ -175,7 +184,7 @@ def test_a_sibling_ended_by_an_error_shows_all_its_text(engine, monkeypatch):
     left = list(CAT[:-1])
 
     def execute(plan):
-        ids = [item.sequence.seq_id for item in plan.items]
+        ids = [sequence.seq_id for sequence in sampled(plan)]
         if len(left) == 1:
             return StepResult({ids[1]: SampledToken(left.pop())}, {ids[0]: EngineError("broken.")})
         token = SampledToken(left.pop(0))
@@ -193,7 +202,7 @@ def test_an_abort_frees_before_it_asks_the_tokenizer(engine, monkeypatch):
         engine.add_request("x", LONG, name)
     requests = {name: engine.get_request(name) for name in "abc"}
     engine.step()
-    before = engine.kv.slots_held
+    assert engine.kv.pool.num_held == 3
     for count, (name, error) in enumerate((("a", KeyError("x")), ("b", KeyboardInterrupt())), start=1):
 
         def broken(*args, error=error, **options):
@@ -207,7 +216,7 @@ def test_an_abort_frees_before_it_asks_the_tokenizer(engine, monkeypatch):
             else:
                 with pytest.raises(KeyboardInterrupt):
                     engine.abort(name)
-        assert engine.kv.slots_held == before * (3 - count) // 3
+        assert engine.kv.pool.num_held == 3 - count
         assert requests[name].finished
         with pytest.raises(KeyError):
             engine.get_request(name)

@@ -27,7 +27,7 @@ def test_an_abort_after_an_interrupted_step_frees_first_too(engine, monkeypatch)
         with pytest.raises(KeyboardInterrupt):
             engine.abort("a")
     assert request.finished
-    assert engine.kv.slots_held == 0
+    assert engine.kv.pool.num_held == 0
 
 
 def interrupted_once(engine, monkeypatch, place, call):
@@ -87,12 +87,12 @@ def test_after_an_interrupt_all_goes_on_as_if_there_had_been_none(make_llm, monk
     assert run(interrupt=True) == run(interrupt=False)
 
 
-PLACES = ["store", "decode", "encode", "execute"]
+PLACES = ["extend", "commit", "decode", "encode", "execute"]
 
 
 def signalled_once(llm, monkeypatch, place, call):
     """Send this process a real SIGINT in the `call`-th call of the place, which then goes on."""
-    owner = {"store": llm.engine.kv, "execute": llm.engine.runner}.get(place, llm.tokenizer)
+    owner = {"extend": llm.engine.kv, "commit": llm.engine.kv, "execute": llm.engine.runner}.get(place, llm.tokenizer)
     real, calls = getattr(owner, place), []
 
     def run(*args, **options):
@@ -176,7 +176,7 @@ def test_handlers_of_the_programs_own_are_called_and_kept(engine):
 
 
 def test_a_real_ctrl_c_at_any_line_of_the_engine_harms_nothing(make_llm, assert_empty):
-    """At every 17th line that `generate` runs in engine and cache, with a stream beside it."""
+    """At every 53rd line that `generate` runs in engine and cache, with a stream beside it."""
     params = SamplingParams(temperature=1.0, seed=3, max_tokens=6, ignore_eos=True)
     batch = SamplingParams(max_tokens=2, n=2, seed=1, ignore_eos=True)
     expected = "".join(make_llm().stream("x", params))
@@ -207,5 +207,5 @@ def test_a_real_ctrl_c_at_any_line_of_the_engine_harms_nothing(make_llm, assert_
         assert_empty(llm.engine)
         return interrupted
 
-    lines = range(1, 100_000, 17)
+    lines = range(1, 100_000, 53)
     assert next(line for line in lines if not interrupted_at(line)) > 1000

@@ -1,6 +1,9 @@
 """An engine's limits: each is refused by its own name, before the weights are loaded."""
 
+import dataclasses
+import inspect
 import json
+import math
 
 import numpy as np
 import pytest
@@ -42,12 +45,42 @@ BAD = [
     ({"seed": [1.5]}, r"seed=\[1.5\]"),
     ({"seed": None}, "seed=None"),
     ({"attention_backend": ["sdpa"]}, r"attention_backend=\['sdpa'\]"),
+    ({"block_size": 0}, "block_size=0"),
+    ({"block_size": 16.0}, "block_size=16.0"),
+    ({"num_kv_blocks": 0}, "num_kv_blocks=0"),
+    ({"num_kv_blocks": True}, "num_kv_blocks=True"),
+    ({"swap_space": -1}, "swap_space=-1"),
+    ({"swap_space": "4"}, "swap_space='4'"),
+    ({"swap_space": math.inf}, "swap_space=inf"),
+    ({"swap_space": math.nan}, "swap_space=nan"),
+    ({"preemption_mode": "swap"}, "swap_space=0"),
+    ({"swap_file": "swap.bin"}, "swap_space=0"),
+    ({"swap_file": 5, "swap_space": 1}, "swap_file=5"),
+    ({"preemption_mode": "kill"}, "preemption_mode='kill'"),
+    ({"enable_prefix_caching": 1}, "enable_prefix_caching=1"),
+    ({"enable_chunked_prefill": None}, "enable_chunked_prefill=None"),
+    ({"prefix_cache": "trie"}, "prefix_cache='trie'"),
+    ({"eviction_policy": "random"}, "eviction_policy='random'"),
+    ({"eviction_policy": ["lru"]}, r"eviction_policy=\['lru'\]"),
+    ({"kv_placement": "anywhere"}, "kv_placement='anywhere'"),
+    ({"scheduling_policy": "lifo"}, "scheduling_policy='lifo'"),
+    ({"batching": "dynamic"}, "batching='dynamic'"),
+    ({"long_prefill_token_threshold": -1}, "long_prefill_token_threshold=-1"),
+    ({"watermark": 1.0}, "watermark=1.0"),
+    ({"watermark": -0.1}, "watermark=-0.1"),
+    ({"watermark": math.nan}, "watermark=nan"),
+    ({"long_prefill_token_threshold": 8, "enable_chunked_prefill": False}, "long_prefill_token_threshold=8"),
+    ({"max_events": 0}, "max_events=0"),
+    ({"target_inter_token_latency": 0}, "target_inter_token_latency=0"),
+    ({"target_inter_token_latency": math.inf}, "target_inter_token_latency=inf"),
+    ({"target_inter_token_latency": "50ms"}, "target_inter_token_latency='50ms'"),
 ]
 BAD_FOR_THE_MODEL = [
     ({"max_model_len": 4096}, "max_model_len=4096"),
     ({"max_model_len": 129}, "max_model_len=129"),
     ({"attention_backend": "nobody"}, "nobody"),
     ({"attention_backend": "flash_attn"}, "attention_backend='flash_attn'"),
+    ({"attention_pattern": "local"}, "attention_pattern='local'"),
 ]
 
 
@@ -76,29 +109,52 @@ def test_what_the_model_cannot_do_is_refused_before_its_weights_are_loaded(
 
 def test_a_cache_must_hold_two_tokens_and_what_max_model_len_asks_for(tiny_model, byte_tokenizer):
     size = tiny_model.config.kv_bytes_per_token(4)
-    with pytest.raises(InvalidArgumentError, match=f"^kv_cache_memory_bytes={2 * size - 1} is not enough"):
-        LLM.from_loaded(tiny_model, byte_tokenizer, kv_cache_memory_bytes=2 * size - 1)
-    assert LLM.from_loaded(tiny_model, byte_tokenizer, kv_cache_memory_bytes=2 * size).engine.max_model_len == 2
-    with pytest.raises(InvalidArgumentError, match="max_model_len=60 does not fit"):
-        LLM.from_loaded(tiny_model, byte_tokenizer, kv_cache_memory_bytes=50 * size, max_model_len=60)
+    for block_size, least in ((1, 2), (2, 2), (5, 5)):
+
+        def start(size, block_size=block_size, **limits):
+            limits |= {"kv_cache_memory_bytes": size, "block_size": block_size}
+            return LLM.from_loaded(tiny_model, byte_tokenizer, **limits)
+
+        with pytest.raises(InvalidArgumentError, match=f"^kv_cache_memory_bytes={least * size - 1} is not enough"):
+            start(least * size - 1)
+        assert start(least * size).engine.max_model_len == least
+        with pytest.raises(InvalidArgumentError, match="max_model_len=60 does not fit"):
+            start(50 * size, max_model_len=60)
+    with pytest.raises(InvalidArgumentError, match=r"^num_kv_blocks=1 is not enough"):
+        LLM.from_loaded(tiny_model, byte_tokenizer, num_kv_blocks=1, block_size=1)
+
+
+def test_bytes_become_whole_blocks(tiny_model, byte_tokenizer, tmp_path):
+    """A block has K and V of 16 tokens over all layers; what is left of the bytes is not used."""
+    token_bytes = 2 * 2 * 2 * 8 * 4  # K and V, layers, heads, head_dim, float32
+    limits = {"kv_cache_memory_bytes": 7 * 16 * token_bytes + 5, "swap_space": (3.5 * 16 * token_bytes) / 2**30}
+    engine = LLM.from_loaded(tiny_model, byte_tokenizer, **limits, swap_file=tmp_path / "swap").engine
+    assert (engine.kv.num_blocks, engine.kv.num_host_blocks, engine.kv.block_size) == (7, 3, 16)
+    storage = engine.runner.storage
+    assert storage.keys.nbytes + storage.values.nbytes == (7 + 1) * 16 * token_bytes  # one more, which stays zero
+    assert (tmp_path / "swap").stat().st_size == 3 * 16 * token_bytes
+    with pytest.raises(InvalidArgumentError, match=r"^swap_space=1e-09 is less than one block"):
+        LLM.from_loaded(tiny_model, byte_tokenizer, num_kv_blocks=9, swap_space=1e-9)
+    with pytest.raises(InvalidArgumentError, match=r"^swap_file="):
+        LLM.from_loaded(tiny_model, byte_tokenizer, **limits, swap_file=tmp_path / "absent" / "swap")
 
 
 def test_numpy_numbers_are_numbers(tiny_model, byte_tokenizer):
     limits = {"max_model_len": np.int64(64), "max_num_seqs": np.int32(2), "gpu_memory_utilization": np.float64(0.5)}
     llm = LLM.from_loaded(tiny_model, byte_tokenizer, seed=np.int64(3), **limits)
-    assert (llm.engine.max_model_len, llm.engine.kv.num_slots) == (64, 128)
+    assert (llm.engine.max_model_len, llm.engine.kv.num_blocks) == (64, 2 * 64 // 16)
 
 
 def test_context_follows_the_cache(tiny_model, byte_tokenizer):
     size = tiny_model.config.kv_bytes_per_token(4)
-    for slots, expected in ((50, 50), (500, 128)):
+    for slots, expected in ((50, 48), (500, 128)):  # whole blocks of 16
         llm = LLM.from_loaded(tiny_model, byte_tokenizer, kv_cache_memory_bytes=slots * size)
         assert llm.engine.max_model_len == expected
 
 
 def test_default_cache_is_never_larger_than_what_can_be_used(tiny_model, byte_tokenizer):
     llm = LLM.from_loaded(tiny_model, byte_tokenizer, max_num_seqs=3)
-    assert llm.engine.kv.num_slots == 3 * 128
+    assert llm.engine.kv.num_blocks == 3 * 128 // 16
 
 
 def test_loading_refuses_what_it_cannot_do(tmp_path):
@@ -110,8 +166,14 @@ def test_loading_refuses_what_it_cannot_do(tmp_path):
         LLM(tmp_path, dtype="int8")
     with pytest.raises(InvalidArgumentError, match="device"):
         LLM(tmp_path, device="tpu")
-    with pytest.raises(TypeError, match="swap_space"):
-        LLM(tmp_path, swap_space=4)
+    with pytest.raises(TypeError, match="speculative_model"):
+        LLM(tmp_path, speculative_model="tiny")
+
+
+def test_llm_takes_every_field_of_the_config_with_its_default():
+    fields = {field.name: field.default for field in dataclasses.fields(EngineConfig)}
+    parameters = {name: each.default for name, each in inspect.signature(LLM.__init__).parameters.items()}
+    assert fields.items() <= parameters.items()
 
 
 @pytest.mark.parametrize("size", [2**50, 2**70, 10**30, 10**5000], ids=["2**50", "2**70", "10**30", "10**5000"])

@@ -60,7 +60,15 @@ def test_each_text_is_tokenised_once(llm, monkeypatch):
         {"max_num_seqs": 1, "max_num_batched_tokens": 1},
         {"max_num_seqs": 3, "max_num_batched_tokens": 16},
         {"max_num_seqs": 64},
-        {"slots": 110, "max_model_len": 60},
+        {"blocks": 28, "max_model_len": 60},
+        {"blocks": 15, "max_model_len": 60, "preemption_mode": "swap", "host_blocks": 12},
+        {"blocks": 15, "max_model_len": 60, "preemption_mode": "auto", "host_blocks": 40, "prefix_cache": "radix"},
+        {"block_size": 1, "blocks": 70, "kv_placement": "contiguous", "long_prefill_token_threshold": 7},
+        {"block_size": 16, "blocks": 16, "kv_placement": "prefer_contiguous", "eviction_policy": "fifo"},
+        {"blocks": 30, "batching": "static", "max_num_seqs": 4},
+        {"blocks": 30, "batching": "prefill_first", "enable_chunked_prefill": False, "max_num_batched_tokens": 64},
+        {"scheduling_policy": "priority", "max_num_seqs": 4, "enable_prefix_caching": False},
+        {"target_inter_token_latency": 1e-4, "max_num_seqs": 8, "max_num_batched_tokens": 64},
         {"attention_backend": "naive"},
         {"attention_backend": "tiled"},
         {"attention_backend": "memory_efficient"},
@@ -82,7 +90,7 @@ def test_batching_and_limits_change_no_token(make_llm, limits):
     expected = [tokens(single.generate([p], each, use_tqdm=False))[0] for p, each in zip(prompts, params, strict=True)]
     llm = make_llm(**{"max_model_len": 60, **limits})
     assert tokens(llm.generate(prompts, params, use_tqdm=False)) == expected
-    assert llm.engine.kv.slots_held == 0
+    assert llm.engine.kv.pool.num_held == llm.engine.kv.usage().host_blocks_used == 0
     assert len({tuple(each) for each in expected}) == 12
 
 
@@ -101,7 +109,7 @@ def test_engine_seed_drives_unseeded_requests(make_llm):
 
 
 def test_many_more_requests_than_places(make_llm):
-    llm = make_llm(slots=8 * 14)
+    llm = make_llm(blocks=8 * 4)  # 14 tokens each
     outputs = llm.generate([[i % 250 + 1] * 4 for i in range(200)], GREEDY, use_tqdm=False)
     assert all(len(each) == 10 for each in tokens(outputs))
     times = [output.metrics.first_scheduled_time for output in outputs]

@@ -9,6 +9,12 @@ from vllm_teach import SamplingParams
 from vllm_teach.errors import InvalidArgumentError, PromptTooLongError
 
 
+def poison(engine, value):
+    """Fill every slot of the cache, as if it had never been written, with `value`."""
+    storage = engine.runner.storage
+    storage.keys[:, : storage.num_blocks] = storage.values[:, : storage.num_blocks] = value
+
+
 def drain(engine):
     last = {}
     while engine.has_unfinished_requests():
@@ -25,7 +31,7 @@ def test_step_by_step(engine):
     assert [output.request_id for output in first] == ["a"]
     assert len(first[0].outputs[0].token_ids) == 1
     assert not first[0].finished
-    assert engine.kv.utilization == 5 / 8
+    assert engine.kv.usage().utilization == 5 / 8
     engine.add_request([9] * 7, SamplingParams(temperature=0, max_tokens=1), "b")
     both = engine.step()
     assert (engine.last_step.num_prefill_tokens, engine.last_step.num_decode_tokens) == (7, 1)
@@ -47,6 +53,21 @@ def test_metrics_are_in_order(engine):
     assert 0 <= metrics.queue_time < metrics.time_to_first_token < metrics.e2e_latency
     assert metrics.time_per_output_token(4) > 0
     assert metrics.time_per_output_token(1) is None
+    assert len(metrics.inter_token_times) == 3
+    assert all(seconds > 0 for seconds in metrics.inter_token_times)
+    assert sum(metrics.inter_token_times) == pytest.approx(3 * metrics.time_per_output_token(4))
+
+
+def test_metrics_before_anything_happened(make_llm):
+    engine = make_llm(max_num_seqs=1).engine
+    for name in "ab":
+        engine.add_request("x", SamplingParams(max_tokens=3, ignore_eos=True), name)
+    engine.step()
+    waiting = engine.get_request("b").output().metrics
+    assert (waiting.queue_time, waiting.time_to_first_token, waiting.e2e_latency) == (None, None, None)
+    assert (waiting.inter_token_times, waiting.last_token_time) == ([], None)
+    outputs = drain(engine)
+    assert outputs["b"].metrics.queue_time >= sum(outputs["a"].metrics.inter_token_times)
 
 
 def test_n_completions_are_independent_and_seeded(engine):
@@ -83,10 +104,12 @@ def test_outputs_share_nothing_with_the_engine(engine):
     second = engine.step()[0]
     assert first.metrics == seen != second.metrics
     first.metrics.arrival_time = -1.0
+    second.metrics.token_times.clear()
     last = drain(engine)["a"]
     assert last.prompt_token_ids == [1, 2, 3]
     assert last.outputs[0].token_ids == expected
     assert last.metrics.arrival_time > 0
+    assert len(last.metrics.token_times) == 4
     assert len(second.outputs[0].token_ids) == 2
 
 
@@ -146,8 +169,7 @@ def test_what_unwritten_slots_hold_does_not_matter(make_llm):
     outputs = []
     for fill in (0.0, torch.nan):
         engine = make_llm().engine
-        engine.runner.storage.keys.fill_(fill)
-        engine.runner.storage.values.fill_(fill)
+        poison(engine, fill)
         engine.add_request([1, 2, 3], SamplingParams(temperature=0, max_tokens=9, ignore_eos=True), "a")
         outputs.append(drain(engine)["a"].outputs[0].token_ids)
     assert outputs[0] == outputs[1]

@@ -73,7 +73,7 @@ def test_a_failure_while_running(llm, monkeypatch):
         patch.setattr(llm.engine.runner, "execute", broken_after(llm, 3, RuntimeError("boom")))
         with pytest.raises(EngineError, match="boom"):
             llm.generate(["a", "b"], GREEDY, use_tqdm=False)
-    assert llm.engine.kv.slots_held == 0
+    assert llm.engine.kv.pool.num_held == 0
     with monkeypatch.context() as patch:
         patch.setattr(llm.engine.runner, "execute", broken_after(llm, 3, RuntimeError("boom")))
         outputs = llm.generate(["a", "b"], GREEDY, use_tqdm=False, on_error="return")
@@ -86,7 +86,7 @@ def test_an_interrupt_leaves_nothing_behind(llm, monkeypatch):
         patch.setattr(llm.engine.runner, "execute", broken_after(llm, 4, KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):
             llm.generate(["a", "b", "c"], GREEDY, use_tqdm=False)
-    assert llm.engine.kv.slots_held == 0
+    assert llm.engine.kv.pool.num_held == 0
     assert not llm.engine.has_unfinished_requests()
     assert len(tokens(llm.generate("a", GREEDY, use_tqdm=False))[0]) == 10
 

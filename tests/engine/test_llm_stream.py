@@ -23,9 +23,9 @@ def test_stream_checks_at_once_and_cleans_up(llm):
     llm.stream("never started")
     pieces = llm.stream("x", SamplingParams(max_tokens=100, ignore_eos=True, seed=0))
     next(pieces)
-    assert llm.engine.kv.slots_held > 0
+    assert llm.engine.kv.pool.num_held > 0
     pieces.close()
-    assert llm.engine.kv.slots_held == 0
+    assert llm.engine.kv.pool.num_held == 0
 
 
 def test_generate_while_a_stream_is_open(llm):

@@ -44,6 +44,20 @@ def test_top_p_keeps_the_fewest_that_reach_p(row, p):
     assert all(probabilities[index] <= least * (1 + 1e-5) for index in range(len(row)) if index not in result)
 
 
+@pytest.mark.parametrize("p", [0.3, 0.9, 0.999])
+def test_top_p_over_a_large_vocabulary_is_what_sorting_all_gives(p):
+    """Peaked rows reach p in their first few tokens, flat ones only behind them."""
+    spread = torch.tensor([9.0, 4.0, 2.0, 0.3, 0.01])[:, None]
+    logits = torch.randn(5, 5000, generator=torch.Generator().manual_seed(0)) * spread
+    logits[4, 700:] = -torch.inf  # as top_k leaves it
+    found = change.keep_top_p(logits, torch.full((5,), p))
+    for row in range(5):
+        values = logits[row].double().softmax(-1).sort(descending=True).values
+        wanted = int((values.cumsum(-1) - values < p).sum())
+        assert abs(len(kept(found[row])) - wanted) <= max(3, 0.01 * wanted)  # float32 sums
+        assert set(kept(found[row])) == set(logits[row].topk(len(kept(found[row]))).indices.tolist())
+
+
 def test_tiny_top_p_keeps_exactly_the_most_likely():
     logits = torch.tensor([[1.0, 3.0, 2.0]])
     for p in (1e-9, 1e-38, 1e-60):
@@ -83,6 +97,47 @@ def test_draw_takes_the_largest_sum_of_logit_and_noise():
     logits = torch.tensor([[0.0, 1.0, -torch.inf], [5.0, 1.0, 2.0]])
     noise = torch.tensor([[1.5, 0.0, 30.0], [-4.0, -4.0, 0.0]], dtype=torch.float64)
     assert change.draw(logits, noise).tolist() == [0, 2]
+
+
+@pytest.mark.parametrize("vocab", [5, 128, 129, 384, 49152])
+def test_most_likely_is_the_first_of_the_largest(vocab):
+    logits = torch.randint(0, 50, (20, vocab), generator=torch.Generator().manual_seed(vocab)).float()
+    logits[3:5] = -torch.inf
+    logits[4, -1] = 0.0
+    found = change.most_likely(logits).tolist()
+    assert found == [row.index(max(row)) for row in logits.tolist()]
+
+
+def test_finite_rows_finds_every_kind():
+    logits = torch.zeros(5, 300)
+    logits[1, 299], logits[2, 0], logits[3, 7] = torch.nan, torch.inf, -torch.inf
+    logits[4, :2] = torch.tensor([3e38, 3e38])  # their sum would not be finite
+    assert change.finite_rows(logits) == [True, False, False, False, True]
+
+
+@settings(deadline=None)
+@given(ROWS, st.integers(-1, 40), st.data())
+def test_ranked_tokens(row, wanted, data):
+    token = data.draw(st.integers(0, len(row) - 1))
+    [entries] = change.rank_tokens(torch.tensor([row]), [token], [wanted])
+    probabilities = softmax(row)
+    assert entries[token][1] == 1 + sum(value > row[token] for value in row)
+    count = len(row) if wanted == -1 else min(wanted, len(row))
+    assert count <= len(entries) <= count + 1
+    likeliest = sorted(row, reverse=True)[:count]
+    others = {place: each for each, (_, place) in entries.items() if each != token}
+    assert [row[each] for place, each in sorted(others.items())] == [
+        value for place, value in enumerate(likeliest, start=1) if place in others
+    ]
+    for each, (logprob, _) in entries.items():
+        assert logprob == pytest.approx(math.log(probabilities[each]), abs=1e-4)
+
+
+def test_rows_may_ask_for_different_numbers_of_tokens():
+    logits = torch.randn(3, 20, generator=torch.Generator().manual_seed(1))
+    found = change.rank_tokens(logits, [1, 2, 3], [0, 5, -1])
+    assert found == [change.rank_tokens(logits[[i]], [i + 1], [wanted])[0] for i, wanted in enumerate((0, 5, -1))]
+    assert [next(iter(entries)) for entries in found] == [1, 2, 3]
 
 
 def test_gumbel_noise_has_gumbels_distribution():

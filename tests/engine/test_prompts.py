@@ -21,8 +21,14 @@ from vllm_teach.errors import EngineError, InvalidArgumentError
 )
 def test_forms(byte_tokenizer, prompt, text, ids):
     read = read_prompt(prompt, byte_tokenizer, 259)
-    assert read == {"prompt": text, "prompt_token_ids": ids}
+    assert read == {"prompt": text, "prompt_token_ids": ids, "cache_salt": None}
     assert all(type(token_id) is int for token_id in read["prompt_token_ids"])
+    assert read_prompt(read, byte_tokenizer, 259) == read
+
+
+def test_a_salt_goes_with_the_ids(byte_tokenizer):
+    read = read_prompt({"prompt": "ab", "cache_salt": "mine"}, byte_tokenizer, 259)
+    assert read == {"prompt": "ab", "prompt_token_ids": [97, 98], "cache_salt": "mine"}
     assert read_prompt(read, byte_tokenizer, 259) == read
 
 
@@ -48,6 +54,9 @@ def test_forms(byte_tokenizer, prompt, text, ids):
         ({"prompt_token_ids": "ab"}, "str"),
         ({"prompt_token_ids": [1], "prompt": 5}, "'prompt' with a text"),
         ("bad \ud800 half", "no valid text"),
+        ({"prompt": "a", "cache_salt": ""}, "cache_salt=''"),
+        ({"prompt": "a", "cache_salt": 5}, "cache_salt=5"),
+        ({"cache_salt": "s"}, "'prompt' with a text"),
     ],
 )
 def test_bad_prompts(byte_tokenizer, prompt, named):

@@ -102,11 +102,16 @@ def test_neighbours_never_change_a_row(make_sequence):
         {"min_p": 0.4, "temperature": 3.0},
         {"repetition_penalty": 1.7, "frequency_penalty": 1.0},
         {"logprobs": 3},
+        {"logit_bias": {3: 5.0, 40: -100}, "logprobs": -1},
+        {"temperature": 0, "logit_bias": {7: 2.5}, "presence_penalty": 1.0},
+        {"min_tokens": 9, "temperature": 0.3},
     ]
     logits = torch.randn(len(settings), 60, generator=generator) * 3
 
     def tokens(rows):
-        sequences = [make_sequence(prompt=(5, 6), output=(7, 7), source=row, **settings[row]) for row in rows]
+        sequences = [
+            make_sequence(prompt=(5, 6), output=(7, 7), stop_ids=(3,), source=row, **settings[row]) for row in rows
+        ]
         result = sample(logits[rows], sequences)
         return {row: result.tokens[each.seq_id] for row, each in zip(rows, sequences, strict=True)}
 
@@ -124,6 +129,48 @@ def test_min_tokens_forbids_the_end_until_then(make_sequence):
     result = sample(logits, [early, late])
     assert result.tokens[early.seq_id].token_id != 4
     assert result.tokens[late.seq_id].token_id == 4
+
+
+def test_a_bias_is_added_before_the_penalties_and_the_temperature(make_sequence):
+    logits = torch.tensor([[1.0, 2.0, 0.0], [1.0, 2.0, 0.0]])
+    raised = make_sequence(temperature=0, logit_bias={0: 1.5})
+    # 2.5 of token 0 is divided by 2: 1.25, so that 2.0 of token 1 stays ahead.
+    tempered = make_sequence(prompt=(0,), temperature=0, logit_bias={0: 1.5}, repetition_penalty=2.0)
+    result = sample(logits, [raised, tempered])
+    assert [result.tokens[each.seq_id].token_id for each in (raised, tempered)] == [0, 1]
+    assert logits.tolist() == [[1.0, 2.0, 0.0]] * 2  # the rows are the caller's
+
+
+def test_a_bias_of_100_decides_and_shifts_the_odds_as_exp(make_sequence):
+    logits = torch.zeros(600, 4)
+    rows = [make_sequence(source=row, logit_bias={2: 100}) for row in range(300)]
+    rows += [make_sequence(source=row, logit_bias={1: math.log(3), 0: -100, 3: -100}) for row in range(300)]
+    tokens = [token.token_id for token in sample(logits, rows).tokens.values()]
+    assert set(tokens[:300]) == {2}
+    assert set(tokens[300:]) == {1, 2}
+    assert abs(chi_square([tokens[300:].count(1), tokens[300:].count(2)], [0.75, 0.25])) < 4
+
+
+def test_a_bias_cannot_bring_back_an_end_that_comes_too_early(make_sequence):
+    sequence = make_sequence(temperature=0, min_tokens=1, stop_ids=(2,), logit_bias={2: 100})
+    assert sample(torch.zeros(1, 4), [sequence]).tokens[sequence.seq_id].token_id != 2
+
+
+def test_forks_have_equal_rows_and_draw_for_themselves(make_sequence):
+    logits = torch.zeros(1, 1000).expand(5, 1000)
+    result = sample(logits, [make_sequence(source=f"seed 1 {index}") for index in range(5)])
+    assert len({token.token_id for token in result.tokens.values()}) == 5
+
+
+def test_greedy_rows_beside_drawn_ones(make_sequence):
+    logits = torch.randn(6, 256, generator=torch.Generator().manual_seed(0))
+    rows = [make_sequence(temperature=row % 2, source=row, top_p=0.5) for row in range(6)]
+    result = sample(logits, rows)
+    for row, each in enumerate(rows):
+        if row % 2:
+            assert result.tokens[each.seq_id] == sample(logits[[row]], [each]).tokens[each.seq_id]
+        else:
+            assert result.tokens[each.seq_id].token_id == logits[row].argmax()
 
 
 def test_logprobs_are_the_models_own_whatever_the_filters(make_sequence):
@@ -147,7 +194,7 @@ def test_logprobs_zero_is_the_chosen_token_alone_and_minus_one_all(make_sequence
     assert len(result.tokens[every.seq_id].top_logprobs) == 30
 
 
-@pytest.mark.parametrize("broken", [math.nan, math.inf])
+@pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
 def test_a_broken_row_fails_alone(make_sequence, broken):
     logits = torch.randn(3, 20, generator=torch.Generator().manual_seed(0))
     logits[1, 7] = broken
@@ -195,3 +242,13 @@ def test_extreme_temperatures_stay_finite(make_sequence):
     result = sample(logits, [cold, hot])
     assert result.tokens[cold.seq_id].token_id == logits[0].argmax()
     assert not result.errors
+
+
+def test_a_temperature_between_1e_5_and_a_hundredth_is_used_as_it_is(make_sequence):
+    """Two logits 1e-4 apart: at a temperature of 1e-4 the odds are e to 1, at 0.01, vLLM's least, about 1 to 1."""
+    logits = torch.tensor([0.0, 1e-4]).expand(2000, 2)
+    rows = [make_sequence(source=row, temperature=1e-4) for row in range(2000)]
+    tokens = [token.token_id for token in sample(logits, rows).tokens.values()]
+    counts = [tokens.count(0), tokens.count(1)]
+    assert abs(chi_square(counts, [1 / (1 + math.e), math.e / (1 + math.e)])) < 4
+    assert chi_square(counts, [0.4975, 0.5025]) > 50

@@ -30,7 +30,9 @@ def test_defaults_are_vllms():
         *(("seed", value) for value in (1.5, "x", True, 2**64, -(2**63) - 1)),
         *(("stop", value) for value in ("", ["a", ""], [1], 5)),
         *(("stop_token_ids", value) for value in ([-1], ["a"], [True], 7)),
-        *(("logprobs", value) for value in (-2, 1.5, True)),
+        *((name, value) for name in ("logprobs", "prompt_logprobs") for value in (-2, 1.5, True)),
+        *(("logit_bias", {5: value}) for value in (-101, 100.1, math.nan, math.inf, "much", None, True)),
+        *(("logit_bias", value) for value in ([5], 5, {"5": 1}, {-1: 1}, {1.0: 1}, {True: 1})),
         *(("presence_penalty", value) for value in (-2.1, 2.1, math.nan)),
         *(("frequency_penalty", value) for value in (-2.1, 2.1, "1")),
         *(("repetition_penalty", value) for value in (0, -1, math.inf)),
@@ -46,7 +48,7 @@ def test_a_bad_value_is_named_in_one_sentence(name, value):
     assert message.count(". ") == 0
 
 
-@pytest.mark.parametrize("name", ["prompt_logprobs", "logit_bias", "bad_words", "best_of", "allowed_token_ids"])
+@pytest.mark.parametrize("name", ["bad_words", "best_of", "allowed_token_ids"])
 def test_what_is_not_implemented_is_not_accepted(name):
     with pytest.raises(TypeError, match=name):
         SamplingParams(**{name: 1})
@@ -57,6 +59,8 @@ def test_accepted_edges():
     assert SamplingParams(temperature=np.float64(0.5), max_tokens=np.int64(3)).max_tokens == 3
     assert SamplingParams(seed=-1).seed is None
     assert SamplingParams(stop="x").stop == ["x"]
+    assert SamplingParams(logit_bias={np.int64(3): -100, 4: 100}).logit_bias == {3: -100.0, 4: 100.0}
+    assert SamplingParams(logit_bias={}).logit_bias is None
 
 
 def test_below_1e_5_is_greedy():
@@ -72,10 +76,11 @@ def test_stop_strings_need_text():
 
 
 def test_a_copy_is_apart_and_checked_again():
-    params = SamplingParams(stop=["a"])
+    params = SamplingParams(stop=["a"], logit_bias={1: 2})
     copy = params.copy()
     params.stop.append("b")
-    assert copy.stop == ["a"]
+    params.logit_bias[1] = 3
+    assert (copy.stop, copy.logit_bias) == (["a"], {1: 2})
     params.temperature = -1
     with pytest.raises(InvalidArgumentError, match="temperature"):
         params.copy()

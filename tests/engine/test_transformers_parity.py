@@ -53,7 +53,7 @@ def one_thread_from_the_start():
 def llm(smollm2_path):
     llm = LLM(smollm2_path, dtype="float32", device="cpu", kv_cache_memory_bytes=2**28)
     yield llm
-    assert llm.engine.kv.slots_held == 0
+    assert llm.engine.kv.pool.num_held == 0
 
 
 @pytest.fixture(scope="module")

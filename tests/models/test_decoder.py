@@ -1,5 +1,8 @@
 """The decoder against transformers, on small random models of every supported kind, in float32."""
 
+import copy
+from contextlib import contextmanager
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
@@ -87,6 +90,65 @@ def test_every_backend_gives_the_same_logits(backend):
     ids, positions = torch.arange(50), torch.arange(50)
     expected = model(ids, positions, full_causal())
     assert (model(ids, positions, full_causal(backend)) - expected).abs().max() < 2e-5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_joined_weights_change_nothing_but_the_products(kind):
+    _, model = pair(kind)
+    ids, positions = torch.arange(20), torch.arange(20)
+    expected, before = model(ids, positions, full_causal()), {n: p.clone() for n, p in model.state_dict().items()}
+    assert model.join_weights() is model
+    with profile_products() as products:
+        joined = model(ids, positions, full_causal())
+    assert products() == 3 * 5  # qkv, o, gate, up, down
+    assert (joined - expected).abs().max() < 2e-5
+    assert model.state_dict().keys() == before.keys()
+    assert all(torch.equal(p, before[n]) for n, p in model.state_dict().items())
+    q, k = model.model.layers[0].self_attn.q_proj.weight, model.model.layers[0].self_attn.k_proj.weight
+    assert k.data_ptr() == q.data_ptr() + q.nbytes
+    model.join_weights()
+    assert model.model.layers[0].self_attn.q_proj.weight.data_ptr() == q.data_ptr()  # nothing to be done
+
+
+def test_a_change_after_joining_is_seen():
+    """In place, a new parameter, another dtype and back, a copy of the model: never the weights of before."""
+    ids, positions = torch.arange(20), torch.arange(20)
+
+    def scale(model):
+        with torch.no_grad():
+            model.model.layers[1].self_attn.k_proj.weight.mul_(2)
+        return model
+
+    def assign(model):
+        layer = model.model.layers[1].self_attn.k_proj
+        layer.weight = torch.nn.Parameter(layer.weight * 2, requires_grad=False)
+        return model
+
+    def load(model):
+        name = "model.layers.1.self_attn.k_proj.weight"
+        weights = {n: p * 2 if n == name else p for n, p in model.state_dict().items()}
+        model.load_state_dict(weights, assign=True)
+        return model
+
+    plain = scale(pair("qwen2")[1])(ids, positions, full_causal())
+    changes = (scale, assign, load, lambda m: scale(m.double().float()), lambda m: scale(copy.deepcopy(m)))
+    for change in changes:
+        model = change(pair("qwen2")[1].join_weights())
+        assert (model(ids, positions, full_causal()) - plain).abs().max() < 2e-5
+
+
+def test_joined_weights_learn():
+    _, model = pair("qwen2")
+    model.join_weights().requires_grad_(True)
+    model(torch.arange(9), torch.arange(9), full_causal()).sum().backward()
+    assert all(p.grad is not None for n, p in model.named_parameters() if "lm_head" not in n)
+
+
+@contextmanager
+def profile_products():
+    """Count matrix products: aten::mm without bias, aten::addmm with one."""
+    with torch.profiler.profile() as profiler:
+        yield lambda: sum(e.count for e in profiler.key_averages() if e.key in ("aten::mm", "aten::addmm"))
 
 
 def test_positions_are_the_callers():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import NamedTuple, Unpack
 
 import torch
@@ -10,11 +11,13 @@ import torch
 from vllm_teach.attention.layout import Layout, Paged, check_layout
 from vllm_teach.attention.patterns.band import as_band
 from vllm_teach.attention.patterns.base import Pattern
+from vllm_teach.attention.patterns.last_rows import last_rows
 from vllm_teach.attention.patterns.tile_csr import TileCsr, tile_csr
 from vllm_teach.attention.shapes import AttentionShape
-from vllm_teach.attention.variant import VariantArguments
+from vllm_teach.attention.variant import Variant, VariantArguments
 from vllm_teach.backends.call import check_call
 from vllm_teach.backends.spec import AttentionSpec
+from vllm_teach.errors import InvalidArgumentError
 from vllm_teach.kernels import cpu_extension as kernel
 
 name = "cpu"
@@ -62,6 +65,23 @@ def run(
     return attention_forward(q, k, v, layout=layout, **arguments)[0]
 
 
+def prepare(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    layout: Layout | None = None,
+    **arguments: Unpack[VariantArguments],
+) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Return `run` for tensors like these; see `spec.Preparing`. Builds and loads the kernel."""
+    shape, variant = check_call(supports, q, k, v, layout, **arguments)
+    kernel.load()
+    q, k, v = (_readable(tensor) for tensor in (q, k, v))
+    prepared = _Prepared(q, k, v, shape, variant, layout)
+    lse = prepared.new_lse()  # which nobody asks for: one for all calls
+    return lambda q, k, v: prepared.run(q, k, v, lse)
+
+
 def attention_forward(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -82,48 +102,86 @@ def attention_forward(
     """
     shape, variant = check_call(supports, q, k, v, layout, **arguments)
     q, k, v = (_readable(tensor) for tensor in (q, k, v))
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)  # whatever the default device is
-    lse_shape = (shape.batch, shape.q_heads, shape.q_len) if layout is None else (shape.q_heads, len(q))
-    lse = torch.empty(lse_shape, dtype=torch.float32, device=q.device)
-    slopes = None if variant.alibi_slopes is None else _readable(variant.alibi_slopes).contiguous()
-    table = layout.block_table.contiguous() if isinstance(layout, Paged) else None  # [sequences, blocks]
-    places = _places(q, k, v, out, lse, layout, shape)
-    mask = _mask(variant.pattern, places, shape.group)
-    slope_step = shape.q_heads if slopes is not None and slopes.dim() == 2 else 0
-    rows = []
-    for index, place in enumerate(places):
-        first_block = 0 if table is None else index * table.stride(0)
-        tile_list = mask.list_of[index] if mask.list_of else 0
-        rows.append(kernel.SequenceRow(*place, index * slope_step, first_block, tile_list))
-    call = kernel.Call(
-        q=q.data_ptr(),
-        k=k.data_ptr(),
-        v=v.data_ptr(),
-        out=out.data_ptr(),
-        lse=lse.data_ptr(),
-        q_stride=_stride(q),
-        k_stride=_stride(k, paged=table is not None),
-        v_stride=_stride(v, paged=table is not None),
-        out_stride=_stride(out),
-        lse_head_stride=lse.stride(-2),
-        sequences=(kernel.SequenceRow * len(rows))(*rows),
-        num_sequences=len(rows),
-        q_heads=shape.q_heads,
-        kv_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        block_table=None if table is None else table.data_ptr(),
-        block_size=1 if table is None else k.shape[1],
-        scale=variant.scale,
-        softcap=variant.softcap,
-        slopes=None if slopes is None else slopes.data_ptr(),
-        left=mask.left,
-        right=mask.right,
-        tile_lists=mask.lists,
-        tile_q=mask.tile_q,
-        threads=torch.get_num_threads(),
-    )
-    kernel.attention_forward(call, q.dtype, isa)
-    return out, lse
+    prepared = _Prepared(q, k, v, shape, variant, layout)
+    lse = prepared.new_lse()
+    return prepared.run(q, k, v, lse, isa), lse
+
+
+class _Prepared:
+    """A checked call but for the tensors' places in memory: what depends on lengths, strides and masks is worked out.
+
+    q, k and v are `_readable`. Serves one thread at a time.
+    """
+
+    def __init__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        shape: AttentionShape,
+        variant: Variant,
+        layout: Layout | None,
+    ) -> None:
+        self._alike = _likeness(q, k, v)
+        slopes = None if variant.alibi_slopes is None else _readable(variant.alibi_slopes).contiguous()
+        table = layout.block_table.contiguous() if isinstance(layout, Paged) else None  # [sequences, blocks]
+        self._lse_shape = (shape.batch, shape.q_heads, shape.q_len) if layout is None else (shape.q_heads, len(q))
+        out, lse = self._new_out(q), self.new_lse()
+        places = _places(q, k, v, out, lse, layout, shape)
+        mask = _mask(variant.pattern, places, shape.group, layout)
+        slope_step = shape.q_heads if slopes is not None and slopes.dim() == 2 else 0
+        rows = []
+        for index, place in enumerate(places):
+            first_block = 0 if table is None else index * table.stride(0)
+            tile_list = mask.list_of[index] if mask.list_of else 0
+            rows.append(kernel.SequenceRow(*place, index * slope_step, first_block, tile_list))
+        self._memory = slopes, table, mask  # what the call points to
+        self._call = kernel.Call(
+            q_stride=_stride(q),
+            k_stride=_stride(k, paged=table is not None),
+            v_stride=_stride(v, paged=table is not None),
+            out_stride=_stride(out),
+            lse_head_stride=lse.stride(-2),
+            sequences=(kernel.SequenceRow * len(rows))(*rows),
+            num_sequences=len(rows),
+            q_heads=shape.q_heads,
+            kv_heads=shape.kv_heads,
+            head_dim=shape.head_dim,
+            block_table=None if table is None else table.data_ptr(),
+            block_size=1 if table is None else k.shape[1],
+            scale=variant.scale,
+            softcap=variant.softcap,
+            slopes=None if slopes is None else slopes.data_ptr(),
+            left=mask.left,
+            right=mask.right,
+            tile_lists=mask.lists,
+            tile_q=mask.tile_q,
+        )
+
+    def new_lse(self) -> torch.Tensor:
+        """Return room for the log-sum-exp of all rows."""
+        return torch.empty(self._lse_shape, dtype=torch.float32, device="cpu")  # whatever the default device is
+
+    def run(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lse: torch.Tensor, isa: str | None = None
+    ) -> torch.Tensor:
+        """Return the output for q, k and v, and fill `lse`."""
+        q, k, v = (_readable(tensor) for tensor in (q, k, v))
+        if (found := _likeness(q, k, v)) != self._alike:
+            raise InvalidArgumentError(f"q, k and v are {found}; this call was prepared for {self._alike}.")
+        out, call = self._new_out(q), self._call
+        call.q, call.k, call.v = q.data_ptr(), k.data_ptr(), v.data_ptr()
+        call.out, call.lse, call.threads = out.data_ptr(), lse.data_ptr(), torch.get_num_threads()
+        kernel.attention_forward(call, q.dtype, isa)
+        return out
+
+    def _new_out(self, q: torch.Tensor) -> torch.Tensor:
+        return torch.empty(q.shape, dtype=q.dtype, device="cpu")
+
+
+def _likeness(*tensors: torch.Tensor) -> tuple[tuple[object, ...], ...]:
+    """Return the dtype, shape and strides of each: tensors that are alike in them can stand for one another."""
+    return tuple((tensor.dtype, tuple(tensor.shape), tensor.stride()) for tensor in tensors)
 
 
 class _Mask(NamedTuple):
@@ -137,28 +195,51 @@ class _Mask(NamedTuple):
     memory: tuple[TileCsr, ...] = ()  # keeps alive what the lists point to
 
 
-def _mask(pattern: Pattern | None, places: list[_Place], group: int) -> _Mask:
+def _mask(pattern: Pattern | None, places: list[_Place], group: int, layout: Layout | None) -> _Mask:
     if pattern is None:
         return _Mask(kernel.UNLIMITED, kernel.UNLIMITED)
     if (band := as_band(pattern)) is None:
-        return _tile_lists(pattern, places, group)
+        # The lengths of a dense batch come again, and their tiles are remembered.
+        return _tile_lists(pattern, places, group, together=layout is not None)
     left, right = (kernel.UNLIMITED if side == -1 else min(side, kernel.UNLIMITED) for side in band)
     return _Mask(left, right)
 
 
-def _tile_lists(pattern: Pattern, places: list[_Place], group: int) -> _Mask:
-    """Return one list of tiles for each pair of lengths that occurs."""
+def _tile_lists(pattern: Pattern, places: list[_Place], group: int, together: bool) -> _Mask:
+    """Return one list of tiles for each pair of lengths that occurs; with `together`, one for all single queries."""
     # A power of two, so that the tiles fit into the blocks of block-sparse patterns; some 256 rows with all heads.
     tile_q = 1 << max(4, (256 // group).bit_length() - 1)
-    lengths = [(place.q_len, place.kv_len) for place in places]
-    csr_of = {pair: tile_csr(pattern, *pair, tile_q, kernel.TILE_KEYS) for pair in dict.fromkeys(lengths)}
-    index_of = {pair: index for index, pair in enumerate(csr_of)}
-    memory = tuple(csr_of.values())
-    lists = (kernel.TileList * len(memory))(
-        *(kernel.TileList(*(t.data_ptr() for t in (c.row_ptr, c.k_tile, c.mask_index, c.masks))) for c in memory)
+    list_of = [0] * len(places)
+    lists: list[kernel.TileList] = []
+    memory: list[TileCsr] = []
+    alone: dict[tuple[int, int], list[int]] = {}  # (q_len, kv_len) -> the sequences of these lengths
+    decoding: list[int] = []
+    for index, place in enumerate(places):
+        if together and place.q_len == 1:
+            decoding.append(index)
+        else:
+            alone.setdefault((place.q_len, place.kv_len), []).append(index)
+    if not alone:
+        tile_q = 1
+    if decoding:
+        memory.append(last_rows(pattern, [places[index].kv_len for index in decoding], tile_q, kernel.TILE_KEYS))
+        for row, index in enumerate(decoding):
+            list_of[index] = row
+            lists.append(_list(memory[0], row))
+    for lengths, indices in alone.items():
+        for index in indices:
+            list_of[index] = len(lists)
+        memory.append(tile_csr(pattern, *lengths, tile_q, kernel.TILE_KEYS))
+        lists.append(_list(memory[-1]))
+    return _Mask(
+        kernel.UNLIMITED, kernel.UNLIMITED, tile_q, (kernel.TileList * len(lists))(*lists), list_of, tuple(memory)
     )
-    list_of = [index_of[pair] for pair in lengths]
-    return _Mask(kernel.UNLIMITED, kernel.UNLIMITED, tile_q, lists, list_of, memory)
+
+
+def _list(csr: TileCsr, first_row: int = 0) -> kernel.TileList:
+    """Return the pointers of `csr` for a sequence whose first tile of queries is row `first_row`."""
+    row_ptr = csr.row_ptr.data_ptr() + first_row * csr.row_ptr.element_size()
+    return kernel.TileList(row_ptr, csr.k_tile.data_ptr(), csr.mask_index.data_ptr(), csr.masks.data_ptr())
 
 
 def _places(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol, Unpack
+from typing import Literal, Protocol, Unpack, runtime_checkable
 
 import torch
 
@@ -126,4 +127,31 @@ class Backend(Protocol):
 
         Raises InvalidArgumentError when the arguments do not fit together or the backend does not support them, and
         MissingDependencyError when its library is not installed.
+        """
+
+
+# Attention of q, k and v, whose layout and variant are settled.
+Run = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@runtime_checkable
+class Preparing(Protocol):
+    """A backend that can work out once what many calls have in common (FlashInfer's plan and run).
+
+    The layers of a model attend with the same lengths, block tables and masks; only the numbers in q, k and v differ.
+    """
+
+    def prepare(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        layout: Layout | None = None,
+        **arguments: Unpack[VariantArguments],
+    ) -> Run:
+        """Return `Backend.run` for tensors with the dtype, shape and strides of these; raises what `run` raises.
+
+        `layout` and what is in it must not change until the last call. The calls themselves raise
+        InvalidArgumentError for other tensors, and serve one thread at a time.
         """

@@ -15,27 +15,42 @@ _HOMES = {
     "RequestOutput": "outputs",
     "CompletionOutput": "outputs",
     "Scheduler": "scheduler",
+    "SchedulerConfig": "scheduler_config",
+    "EventLog": "events",
+    "Plan": "plan",
     "generate_without_cache": "uncached",
+    "BeamSearchParams": "beam_params",
+    "search_beams": "beam_search",
 }
 
 __all__ = [
     "LLM",
+    "BeamSearchParams",
     "CompletionOutput",
     "EngineConfig",
+    "EventLog",
     "LLMEngine",
+    "Plan",
     "RequestOutput",
     "SamplingParams",
     "Scheduler",
+    "SchedulerConfig",
     "generate_without_cache",
+    "search_beams",
 ]
 
 if TYPE_CHECKING:
+    from vllm_teach.engine.beam_params import BeamSearchParams
+    from vllm_teach.engine.beam_search import search_beams
     from vllm_teach.engine.config import EngineConfig
+    from vllm_teach.engine.events import EventLog
     from vllm_teach.engine.llm import LLM
     from vllm_teach.engine.llm_engine import LLMEngine
     from vllm_teach.engine.outputs import CompletionOutput, RequestOutput
+    from vllm_teach.engine.plan import Plan
     from vllm_teach.engine.sampling_params import SamplingParams
     from vllm_teach.engine.scheduler import Scheduler
+    from vllm_teach.engine.scheduler_config import SchedulerConfig
     from vllm_teach.engine.uncached import generate_without_cache
 
 

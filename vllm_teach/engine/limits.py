@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 
 from vllm_teach import backends
+from vllm_teach.attention.patterns import Pattern
 from vllm_teach.attention.variant import merge_masks
 from vllm_teach.backends.dispatch import AUTO
 from vllm_teach.backends.spec import AttentionSpec
 from vllm_teach.engine.config import EngineConfig
 from vllm_teach.engine.device import kv_cache_budget
+from vllm_teach.engine.failure import shown
 from vllm_teach.errors import InvalidArgumentError
 from vllm_teach.models.attend import window_size
 from vllm_teach.models.config import ModelConfig
@@ -21,57 +23,93 @@ def check_limits(config: EngineConfig, shape: ModelConfig, dtype: torch.dtype, d
         raise InvalidArgumentError(
             f"max_model_len={config.max_model_len} is not valid: this model's context allows 2 to {shape.max_position}."
         )
+    pattern = config.attention_pattern
+    if pattern is not None and not isinstance(pattern, Pattern):
+        raise InvalidArgumentError(
+            f"attention_pattern={shown(pattern)} is not valid: use a pattern of vllm_teach.attention.patterns or None."
+        )
     if config.attention_backend != AUTO:  # which finds one for every call
         _check_backend(config, shape, dtype, device)
 
 
+def masks_of_layers(shape: ModelConfig, pattern: Pattern | None) -> set[Pattern]:
+    """Return what the layers show their queries: causal, `pattern`, and the window of those that have one."""
+    windows = {shape.sliding_window if slides else None for slides in shape.sliding_layers} or {None}
+    masks = {merge_masks(True, window_size(window), pattern) for window in windows}
+    return {mask for mask in masks if mask is not None}
+
+
 def _check_backend(config: EngineConfig, shape: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
-    spec = AttentionSpec(
-        q_len=1,
-        kv_len=config.max_model_len or shape.max_position,  # the longest, which a window would hide some of
-        batch=1,
-        q_heads=shape.num_q_heads,
-        kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
-        dtype=dtype,
-        device=device.type,
-        pattern=merge_masks(True, window_size(shape.sliding_window if any(shape.sliding_layers) else None)),
-    )
     backend = backends.get(config.attention_backend)
-    reason = backend.unavailable() or backend.supports(spec)
-    if reason is not None:
-        raise InvalidArgumentError(
-            f"attention_backend={config.attention_backend!r} is not usable here ({reason}): use 'sdpa'."
+    for mask in masks_of_layers(shape, config.attention_pattern):
+        spec = AttentionSpec(
+            q_len=1,
+            kv_len=config.max_model_len or shape.max_position,  # the longest, which a window would hide some of
+            batch=1,
+            q_heads=shape.num_q_heads,
+            kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            dtype=dtype,
+            device=device.type,
+            pattern=mask,
+            layout="paged",
+            block_size=config.block_size,
         )
+        reason = backend.unavailable() or backend.supports(spec)
+        if reason is not None:
+            raise InvalidArgumentError(
+                f"attention_backend={config.attention_backend!r} is not usable here ({reason}): use 'sdpa'."
+            )
 
 
-def choose_cache_bytes(config: EngineConfig, shape: ModelConfig, dtype: torch.dtype, device: torch.device) -> int:
-    """Return the bytes for K and V: what `config` says, or what is free now. Asked when the weights are loaded.
+def choose_num_blocks(config: EngineConfig, shape: ModelConfig, dtype: torch.dtype, device: torch.device) -> int:
+    """Return how many blocks the KV cache has: as `config` says, or as many as fit into what is free now.
 
-    Raises InvalidArgumentError if that is less than a prompt of one token and one new token need.
+    Asked when the weights are loaded. Raises InvalidArgumentError if they hold less than a prompt of one token and one
+    new token.
     """
-    token_bytes = shape.kv_bytes_per_token(dtype.itemsize)
+    block_bytes = config.block_size * shape.kv_bytes_per_token(dtype.itemsize)
+    least = -(-2 // config.block_size)
+    if config.num_kv_blocks is not None:
+        if config.num_kv_blocks < least:
+            raise InvalidArgumentError(
+                f"num_kv_blocks={config.num_kv_blocks} is not enough for two tokens: use at least {least}."
+            )
+        return config.num_kv_blocks
     chosen = config.kv_cache_memory_bytes
     if chosen is None:
-        most = config.max_num_seqs * (config.max_model_len or shape.max_position)
-        chosen = min(most * token_bytes, kv_cache_budget(device, config.gpu_memory_utilization))
-    if chosen < 2 * token_bytes:
+        longest = -(-(config.max_model_len or shape.max_position) // config.block_size)
+        budget = kv_cache_budget(device, config.gpu_memory_utilization)
+        chosen = min(config.max_num_seqs * longest * block_bytes, budget)
+    if chosen < least * block_bytes:
         raise InvalidArgumentError(
-            f"kv_cache_memory_bytes={chosen} is not enough for two tokens of {token_bytes} bytes: give the cache more."
+            f"kv_cache_memory_bytes={chosen} is not enough for two tokens: a block of {config.block_size} tokens has "
+            f"{block_bytes} bytes, so give at least {least * block_bytes} or use a smaller block_size."
         )
-    return chosen
+    return chosen // block_bytes
 
 
-def choose_max_model_len(config: EngineConfig, shape: ModelConfig, num_slots: int) -> int:
-    """Return how long prompt and output may be together, in tokens.
+def choose_num_host_blocks(config: EngineConfig, shape: ModelConfig, dtype: torch.dtype) -> int:
+    """Return how many blocks fit into `config.swap_space`. Raises InvalidArgumentError if it is too small for one."""
+    block_bytes = config.block_size * shape.kv_bytes_per_token(dtype.itemsize)
+    blocks = int(config.swap_space * 2**30) // block_bytes
+    if config.swap_space and not blocks:
+        raise InvalidArgumentError(
+            f"swap_space={config.swap_space} is less than one block of {block_bytes} bytes: use 0 or more GiB."
+        )
+    return blocks
 
-    Raises InvalidArgumentError if `config` asks for more than the `num_slots` tokens that the cache holds.
+
+def choose_max_model_len(config: EngineConfig, shape: ModelConfig, most: int) -> int:
+    """Return how long prompt and output may be together, in tokens, where the KV cache can hold `most` of a sequence.
+
+    Raises InvalidArgumentError if `config` asks for more.
     """
     if config.max_model_len is None:
-        return min(shape.max_position, num_slots)
-    if config.max_model_len > num_slots:
+        return min(shape.max_position, most)
+    if config.max_model_len > most:
         raise InvalidArgumentError(
-            f"max_model_len={config.max_model_len} does not fit: the KV cache holds {num_slots} tokens, so lower it or "
-            "give the cache more memory."
+            f"max_model_len={config.max_model_len} does not fit: the KV cache holds {most} tokens of one sequence, so "
+            "lower it or give the cache more memory."
         )
     return config.max_model_len

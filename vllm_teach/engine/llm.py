@@ -10,6 +10,9 @@ from typing import Any
 import torch
 from tqdm.auto import tqdm
 
+from vllm_teach.attention.patterns import Pattern
+from vllm_teach.engine.beam_params import BeamSearchOutput, BeamSearchParams
+from vllm_teach.engine.beam_search import search_beams
 from vllm_teach.engine.config import EngineConfig
 from vllm_teach.engine.device import choose_device, choose_dtype
 from vllm_teach.engine.failure import shown
@@ -21,7 +24,7 @@ from vllm_teach.engine.request import Request
 from vllm_teach.engine.sampling_params import SamplingParams
 from vllm_teach.engine.tokenizer_protocol import EngineTokenizer
 from vllm_teach.errors import InvalidArgumentError, VllmTeachError
-from vllm_teach.models.decoder import Decoder
+from vllm_teach.models.language_model import LanguageModel
 from vllm_teach.models.load import load_config, load_model
 from vllm_teach.models.resolve import resolve_model
 from vllm_teach.models.tokenizer import load_tokenizer
@@ -31,10 +34,11 @@ class LLM:
     """Loads a model and generates text with it.
 
     `model` is the alias "smollm2" or "tiny", a Hugging Face directory, a .gguf file or a hub id. `dtype` and `device`
-    "auto" choose as `engine.device` says. `max_model_len`, `max_num_seqs`, `max_num_batched_tokens`,
-    `gpu_memory_utilization`, `kv_cache_memory_bytes`, `seed` and `attention_backend` are `EngineConfig`'s.
-    `enforce_eager` must be True: the engine captures no graphs. All are checked before the weights are loaded;
-    InvalidArgumentError names the bad one.
+    "auto" choose as `engine.device` says. `enforce_eager` must be True: the engine captures no graphs. All others are
+    the fields of `EngineConfig`, which says what they do; names and defaults are vLLM's where it has them. All are
+    checked before the weights are loaded; InvalidArgumentError names the bad one. With `hf=True` transformers loads and
+    computes the model, and only its attention is ours: for architectures that `models.decoder` does not know. What such
+    a model is can only be seen once it is loaded, so its limits are checked then.
 
     Attributes: `engine`, `model`, `tokenizer`.
     """
@@ -52,7 +56,25 @@ class LLM:
         kv_cache_memory_bytes: int | None = None,
         seed: int = 0,
         enforce_eager: bool = True,
-        attention_backend: str = "sdpa",
+        attention_backend: str = "auto",
+        attention_pattern: Pattern | None = None,
+        block_size: int = 16,
+        num_kv_blocks: int | None = None,
+        swap_space: float = 0,
+        swap_file: str | Path | None = None,
+        kv_placement: str = "scattered",
+        enable_prefix_caching: bool = True,
+        prefix_cache: str = "hash",
+        eviction_policy: str = "lru",
+        scheduling_policy: str = "fcfs",
+        batching: str = "continuous",
+        enable_chunked_prefill: bool = True,
+        long_prefill_token_threshold: int = 0,
+        watermark: float = 0.01,
+        preemption_mode: str = "recompute",
+        target_inter_token_latency: float | None = None,
+        max_events: int | None = 200_000,
+        hf: bool = False,
     ) -> None:
         if enforce_eager is not True:
             raise InvalidArgumentError(f"enforce_eager={shown(enforce_eager)} is not supported: leave it True.")
@@ -63,18 +85,41 @@ class LLM:
             max_num_batched_tokens=max_num_batched_tokens,
             gpu_memory_utilization=gpu_memory_utilization,
             attention_backend=attention_backend,
+            attention_pattern=attention_pattern,
             seed=seed,
+            block_size=block_size,
+            num_kv_blocks=num_kv_blocks,
+            swap_space=swap_space,
+            swap_file=swap_file,
+            kv_placement=kv_placement,
+            enable_prefix_caching=enable_prefix_caching,
+            prefix_cache=prefix_cache,
+            eviction_policy=eviction_policy,
+            scheduling_policy=scheduling_policy,
+            batching=batching,
+            enable_chunked_prefill=enable_chunked_prefill,
+            long_prefill_token_threshold=long_prefill_token_threshold,
+            watermark=watermark,
+            preemption_mode=preemption_mode,
+            target_inter_token_latency=target_inter_token_latency,
+            max_events=max_events,
         )
         chosen_device = choose_device(device)
         chosen_dtype = choose_dtype(dtype, chosen_device)
         path = resolve_model(model)
-        check_limits(config, load_config(path), chosen_dtype, chosen_device)
+        self.model: LanguageModel
+        if hf:
+            from vllm_teach.models.hugging_face import load_hugging_face  # all of transformers comes with it
+
+            self.model = load_hugging_face(path, chosen_dtype, chosen_device)
+        else:
+            check_limits(config, load_config(path), chosen_dtype, chosen_device)
+            self.model = load_model(path, chosen_dtype, chosen_device)
         self.tokenizer: EngineTokenizer = load_tokenizer(path)
-        self.model = load_model(path, chosen_dtype, chosen_device)
         self.engine = LLMEngine(self.model, self.tokenizer, config)
 
     @classmethod
-    def from_loaded(cls, model: Decoder, tokenizer: EngineTokenizer, **limits: Any) -> LLM:
+    def from_loaded(cls, model: LanguageModel, tokenizer: EngineTokenizer, **limits: Any) -> LLM:
         """Return an LLM around a model and a tokenizer that are in memory already.
 
         `limits` are the fields of `EngineConfig`, which are `LLM`'s keyword arguments of the same names.
@@ -89,19 +134,25 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        priority: Sequence[int] | None = None,
         use_tqdm: bool = True,
         on_error: str = "raise",
     ) -> list[RequestOutput]:
         """Return one finished output per prompt, in the prompts' order.
 
         A prompt is a text, a list of token ids or a dict {"prompt": text} or {"prompt_token_ids": ids}; a single one
-        may stand alone. `sampling_params` is one for all (None: the defaults) or one for each. All prompts are checked
-        before any runs. With `on_error="raise"` the first bad prompt raises InvalidArgumentError, PromptTooLongError or
-        EngineError (the tokenizer failed) with its index and nothing runs, and a request that fails while running
-        raises its EngineError after the others were aborted; with "return" such a request's output has `error` set and
-        the others run to their end. An interrupt aborts all and frees their cache.
+        may stand alone. Only prompts with the same "cache_salt" in their dicts share computed prefixes.
+        `sampling_params` is one for all (None: the defaults) or one for each. `priority` has a number for each, the
+        smallest first, for `scheduling_policy="priority"`.
+
+        All prompts are checked before any runs. With `on_error="raise"` the first bad prompt raises
+        InvalidArgumentError, PromptTooLongError or EngineError (the tokenizer failed) with its index and nothing runs,
+        and a request that fails while running raises its EngineError after the others were aborted; with "return" such
+        a request's output has `error` set and the others run to their end. An interrupt aborts all and frees their
+        cache.
         """
-        return self._run("prompts", list_prompts(prompts), _as_it_is, sampling_params, use_tqdm, on_error)
+        items = list_prompts(prompts)
+        return self._run("prompts", items, _as_it_is, sampling_params, use_tqdm, on_error, priority)
 
     def chat(
         self,
@@ -118,6 +169,18 @@ class LLM:
         """
         conversations = list_conversations(messages)
         return self._run("messages", conversations, self.chat_prompt, sampling_params, use_tqdm, on_error)
+
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, use_tqdm: bool = True
+    ) -> list[BeamSearchOutput]:
+        """Return, for each prompt, the `params.beam_width` best texts that beam search finds, the best first.
+
+        Beams share the blocks of what they have in common and copy on write. Raises what `search_beams` raises, and
+        EngineError while requests are in the engine.
+        """
+        chosen = list_prompts(prompts)
+        with _progress_bar(len(chosen), "prompts", use_tqdm) as bar:
+            return search_beams(self.engine, chosen, params, lambda search: bar.update(search.num_finished - bar.n))
 
     def chat_prompt(self, messages: Conversation) -> Prompt:
         """Return the prompt of one conversation, for `stream` or `generate`, the assistant's turn opened.
@@ -161,17 +224,23 @@ class LLM:
 
     def _run(
         self,
-        name: str,
+        kind: str,
         items: Sequence[Any],
         render: Callable[[Any], Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         use_tqdm: bool,
         on_error: str,
+        priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Queue each item's prompt and step until all ended; whatever interrupts that, none stays in the engine."""
         if on_error not in ("raise", "return"):
             raise InvalidArgumentError(f"on_error={shown(on_error)} is not valid: use 'raise' or 'return'.")
         params = _one_each(sampling_params, len(items))
+        priorities = [0] * len(items) if priority is None else priority
+        if not isinstance(priorities, list | tuple) or len(priorities) != len(items):
+            raise InvalidArgumentError(
+                f"priority={shown(priority)} is not valid: give a list with a number for each of {len(items)} prompts."
+            )
         refused: dict[int, RequestOutput] = {}
         requests: dict[int, Request] = {}
         # Leaving the block calls every abort, also when one of them is interrupted. Other threads stay out until then.
@@ -179,22 +248,21 @@ class LLM:
             for index, item in enumerate(items):
                 try:
                     with self.engine.exclusive.hold():  # a Ctrl-C comes when the abort is registered
-                        request = self.engine.get_request(self.engine.add_request(render(item), params[index]))
+                        name = self.engine.add_request(render(item), params[index], priority=priorities[index])
+                        request = self.engine.get_request(name)
                         cleanup.callback(self.engine.abort, request)
                         requests[index] = request
                 except VllmTeachError as error:
-                    named = type(error)(f"{name}[{index}]: {error}")
+                    named = type(error)(f"{kind}[{index}]: {error}")
                     if on_error == "raise":
                         raise named from error
                     text = item if isinstance(item, str) else None
-                    refused[index] = RequestOutput(f"{name}[{index}]", text, [], finished=True, error=named)
+                    refused[index] = RequestOutput(f"{kind}[{index}]", text, [], finished=True, error=named)
             self._step_until_done(list(requests.values()), use_tqdm, on_error)
         return [refused[index] if index in refused else requests[index].output() for index in range(len(items))]
 
     def _step_until_done(self, requests: list[Request], use_tqdm: bool, on_error: str) -> None:
-        # Saying disable=False would overrule the environment's TQDM_DISABLE.
-        quiet: dict[str, Any] = {} if use_tqdm else {"disable": True}
-        with tqdm(total=len(requests), desc="requests", **quiet) as bar:
+        with _progress_bar(len(requests), "requests", use_tqdm) as bar:
             while not all(request.finished for request in requests):
                 self.engine.step()
                 newly = sum(request.finished for request in requests) - bar.n
@@ -203,6 +271,12 @@ class LLM:
                 failed = next((each.error for each in requests if each.error is not None), None)
                 if failed is not None and on_error == "raise":
                     raise failed
+
+
+def _progress_bar(total: int, what: str, shown: bool) -> tqdm:
+    """Return a bar for `total` of `what`; saying disable=False would overrule the environment's TQDM_DISABLE."""
+    quiet: dict[str, Any] = {} if shown else {"disable": True}
+    return tqdm(total=total, desc=what, **quiet)
 
 
 def _as_it_is(prompt: Prompt) -> Prompt:

@@ -4,27 +4,39 @@ from __future__ import annotations
 
 import itertools
 import time
+from numbers import Integral
 
+from vllm_teach.engine.assembly import make_scheduler_config, make_storage
 from vllm_teach.engine.config import EngineConfig, StepStats
 from vllm_teach.engine.detokenizer import OutputText
+from vllm_teach.engine.events import EventLog
 from vllm_teach.engine.exclusive import Exclusive
 from vllm_teach.engine.failure import engine_error, shown
-from vllm_teach.engine.limits import check_limits, choose_cache_bytes, choose_max_model_len
+from vllm_teach.engine.limits import (
+    check_limits,
+    choose_max_model_len,
+    choose_num_blocks,
+    choose_num_host_blocks,
+)
 from vllm_teach.engine.model_runner import ModelRunner
-from vllm_teach.engine.outputs import Logprob, RequestMetrics, RequestOutput
+from vllm_teach.engine.output_writer import OutputWriter
+from vllm_teach.engine.outputs import RequestMetrics, RequestOutput
+from vllm_teach.engine.plan import Plan, StepResult
 from vllm_teach.engine.prompts import Prompt, TokensPrompt, read_prompt
-from vllm_teach.engine.request import Request, SampledToken, Sequence, SequenceStatus
+from vllm_teach.engine.request import Request, Sequence, SequenceStatus
 from vllm_teach.engine.sampling_params import SamplingParams
-from vllm_teach.engine.scheduler import Plan, Scheduler, StepResult
+from vllm_teach.engine.scheduler import Scheduler
 from vllm_teach.engine.tokenizer_protocol import EngineTokenizer
 from vllm_teach.errors import EngineError, InvalidArgumentError, ModelLoadError, PromptTooLongError
-from vllm_teach.kvcache.manager import ContiguousKVCacheManager
-from vllm_teach.kvcache.storage import KVStorage
-from vllm_teach.models.decoder import Decoder
+from vllm_teach.kvcache.manager import KVCacheManager
+from vllm_teach.models.language_model import LanguageModel
 
 
 class LLMEngine:
     """Owns scheduler, cache and runner. `step()` is three calls: schedule, execute, update.
+
+    `kv` has the cache's bookkeeping (`kv.usage()` its figures), `events` what happened, `last_plan` and `last_step`
+    what the last step did.
 
     A request that fails ends with a typed error in its output, and its neighbours go on; when the forward pass itself
     fails, all requests of that step end so. In either case nothing stays in the cache. A Ctrl-C during `step`,
@@ -32,7 +44,7 @@ class LLMEngine:
     thread that comes while another one is inside gets an EngineError.
     """
 
-    def __init__(self, model: Decoder, tokenizer: EngineTokenizer, config: EngineConfig) -> None:
+    def __init__(self, model: LanguageModel, tokenizer: EngineTokenizer, config: EngineConfig) -> None:
         self.model, self.tokenizer, self.config = model, tokenizer, config
         shape = model.config
         check_limits(config, shape, model.dtype, model.device)
@@ -42,17 +54,28 @@ class LLMEngine:
                     f"the end-of-text id {token_id} is not one of this model's ids, which end at "
                     f"{shape.vocab_size - 1}: correct eos_token_id in its generation_config.json or tokenizer files."
                 )
-        cache_bytes = choose_cache_bytes(config, shape, model.dtype, model.device)
-        self.kv = ContiguousKVCacheManager(cache_bytes, shape.kv_bytes_per_token(model.dtype.itemsize))
-        self.max_model_len = choose_max_model_len(config, shape, self.kv.num_slots)
-        self.scheduler = Scheduler(
-            self.kv, max_num_seqs=config.max_num_seqs, max_num_batched_tokens=config.max_num_batched_tokens
+        num_blocks = choose_num_blocks(config, shape, model.dtype, model.device)
+        num_host_blocks = choose_num_host_blocks(config, shape, model.dtype)
+        storage = make_storage(config, model, num_blocks, num_host_blocks)
+        self.runner = ModelRunner(model, storage, config.attention_backend, config.attention_pattern)
+        self.events = EventLog(max_events=config.max_events)
+        self.kv = KVCacheManager(
+            num_blocks,
+            config.block_size,
+            prefix_cache=config.prefix_cache if config.enable_prefix_caching else None,
+            eviction=config.eviction_policy,
+            placement=config.kv_placement,
+            num_host_blocks=num_host_blocks,
+            record=self.events.record,
         )
-        self.runner = ModelRunner(model, self._new_storage(cache_bytes), config.attention_backend)
+        self.max_model_len = choose_max_model_len(config, shape, self.kv.max_tokens)
+        self.scheduler = Scheduler(self.kv, make_scheduler_config(config, model, self.max_model_len), self.events)
+        self.writer = OutputWriter(tokenizer, self._end)
         self.last_plan = Plan()
         self.last_step: StepStats | None = None
         self._requests: dict[str, Request] = {}  # the unfinished ones, in order of arrival
-        self._seq_ids = itertools.count()
+        self._unsettled = False  # whether tokens may be there that have no text yet
+        self.seq_ids = itertools.count()
         self._numbers = itertools.count()  # of requests without a name of their own
         self.exclusive = Exclusive()
 
@@ -78,27 +101,48 @@ class LLMEngine:
                 raise InvalidArgumentError(
                     f"stop_token_ids={shown(params.stop_token_ids)} is not valid: this model's ids end at {vocab - 1}."
                 )
+        for token_id in params.logit_bias or ():
+            if token_id >= vocab:
+                raise InvalidArgumentError(
+                    f"logit_bias={shown(params.logit_bias)} is not valid: this model's ids end at {vocab - 1}."
+                )
         return checked
 
-    def add_request(self, prompt: Prompt, params: SamplingParams | None = None, request_id: str | None = None) -> str:
-        """Queue a request and return its id. Raises what `validate` raises, and then queues nothing."""
-        with self.exclusive.hold():
-            return self._add_request(prompt, params, request_id)
+    def add_request(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        request_id: str | None = None,
+        priority: int = 0,
+    ) -> str:
+        """Queue a request and return its id. Raises what `validate` raises, and then queues nothing.
 
-    def _add_request(self, prompt: Prompt, params: SamplingParams | None, request_id: str | None) -> str:
+        With `scheduling_policy="priority"` the request with the smallest `priority` goes first, as in vLLM; "fcfs" has
+        no use for it.
+        """
+        with self.exclusive.hold():
+            return self._add_request(prompt, params, request_id, priority)
+
+    def _add_request(self, prompt: Prompt, params: SamplingParams | None, request_id: str | None, priority: int) -> str:
         params = SamplingParams() if params is None else params
         checked = self.validate(prompt, params)
+        if isinstance(priority, bool) or not isinstance(priority, Integral):
+            raise InvalidArgumentError(f"priority={shown(priority)} is not valid: use a whole number.")
         if request_id is None:
             request_id = next(name for name in map("request-{}".format, self._numbers) if name not in self._requests)
         elif not isinstance(request_id, str) or request_id in self._requests:
             raise InvalidArgumentError(f"request_id={shown(request_id)} is in use or no string: choose another one.")
         token_ids, params = tuple(checked["prompt_token_ids"]), params.copy()
-        texts = [self._new_text(token_ids, params) for _ in range(params.n)]
+        texts = [self.writer.new_text(token_ids, params) for _ in range(params.n)]
         sequences = [self._new_sequence(token_ids, params, index, text) for index, text in enumerate(texts)]
-        metrics = RequestMetrics(arrival_time=time.perf_counter())
-        self._requests[request_id] = Request(request_id, checked["prompt"], token_ids, params, sequences, metrics)
         for sequence in sequences:
-            self.scheduler.add(sequence)
+            sequence.priority, sequence.salt = int(priority), checked["cache_salt"] or ""
+        metrics = RequestMetrics(arrival_time=time.perf_counter())
+        request = Request(request_id, checked["prompt"], token_ids, params, sequences, metrics)
+        # The prompt is computed once; the other completions branch off when it is.
+        sequences[0].forks = sequences[1:]
+        self.scheduler.add(sequences[0])
+        self._requests[request_id] = request
         return request_id
 
     def get_request(self, request_id: str) -> Request:
@@ -116,16 +160,18 @@ class LLMEngine:
 
     def _step(self) -> list[RequestOutput]:
         started = time.perf_counter()
-        self._settle()  # what an interrupted step left undone; otherwise nothing
+        if self._unsettled:  # an interrupted step left it so
+            self._settle()
         plan = self.scheduler.schedule()
         for request in self._requests.values():
             if request.metrics.first_scheduled_time is None and any(
                 sequence.status is SequenceStatus.RUNNING for sequence in request.sequences
             ):
                 request.metrics.first_scheduled_time = started
-        self.scheduler.update(plan, self._execute(plan))
+        result = self._execute(plan)
+        self._unsettled = True
+        advanced = {sequence.seq_id for sequence in self.scheduler.update(plan, result)}
         self._settle()
-        advanced = {item.sequence.seq_id for item in plan.items}
         touched = [
             request
             for request in self._requests.values()
@@ -138,7 +184,13 @@ class LLMEngine:
         self.last_plan = plan
         seconds = time.perf_counter() - started
         self.last_step = StepStats(plan.num_prefill_tokens, plan.num_decode_tokens, len(plan.items), seconds)
+        self.scheduler.observe(seconds)
         return [request.output() for request in touched]
+
+    def reset_prefix_cache(self) -> None:
+        """Forget every computed prefix. Requests that run keep what they hold."""
+        with self.exclusive.hold():
+            self.kv.reset_prefix_cache()
 
     def abort(self, request: str | Request) -> None:
         """End a request and free what it holds; its sequences' finish_reason is "abort".
@@ -156,17 +208,22 @@ class LLMEngine:
                 if not sequence.finished:
                     self._end(sequence, "abort")
             self._forget(found)
-            self._write_texts(found)
+            try:
+                self.writer.write(found)
+            except KeyboardInterrupt:
+                self.writer.write(found)  # nobody would come back to it
+                raise
 
     def _execute(self, plan: Plan) -> StepResult:
         """Run the plan; an exception in the forward pass becomes the error of all its sequences."""
-        if not plan.items:
+        if not plan.items and not plan.transfers:
             return StepResult()
         try:
             return self.runner.execute(plan)
         except Exception as error:  # noqa: BLE001 - becomes the typed error of every request in this step
             failure = engine_error("the model's forward pass failed", error, "send the request again, or fewer at once")
-            return StepResult(errors={item.sequence.seq_id: failure for item in plan.items})
+            failed = [each for item in plan.items for each in (item.sequence, *item.sequence.forks)]
+            return StepResult(errors={sequence.seq_id: failure for sequence in failed})
 
     def _settle(self) -> None:
         """Bring all texts up to their tokens; a stop string found there ends a sequence, an error its whole request.
@@ -175,63 +232,14 @@ class LLMEngine:
         """
         for request in self._requests.values():
             if any(sequence.new_token is not None for sequence in request.sequences):
-                request.metrics.last_token_time = time.perf_counter()
-                request.metrics.first_token_time = request.metrics.first_token_time or request.metrics.last_token_time
-            self._write_texts(request)
+                request.metrics.token_times.append(time.perf_counter())
+            self.writer.write(request)
             if request.error is not None:
                 for sequence in request.sequences:
                     if not sequence.finished:
                         self._end(sequence, "abort")
-                self._write_texts(request)
-
-    def _write_texts(self, request: Request) -> None:
-        """Bring each sequence's text up to its tokens; a failure there becomes the error of that sequence alone."""
-        for sequence in request.sequences:
-            try:
-                self._write_text(sequence)
-            except Exception as error:  # noqa: BLE001 - becomes this request's typed error
-                failure = engine_error(
-                    "turning a token into text failed for this request", error, "check its tokenizer"
-                )
-                sequence.new_token = sequence.output_text = None
-                # It may have ended in this very step, by length or stop token; it failed all the same.
-                self._end(sequence, "error", error=failure)
-
-    def _write_text(self, sequence: Sequence) -> None:
-        """Add the new token's log-probabilities and text to `sequence`, and at its end what was held back.
-
-        Changes nothing before the tokenizer's last call for a token, so that it can be done again after an interrupt.
-        """
-        token, text, params = sequence.new_token, sequence.output_text, sequence.params
-        if token is not None:
-            logprobs = self._logprobs(params, token)
-            stop = None
-            ended_by_token = sequence.finish_reason == "stop"
-            # The token that ended it is no part of its text, unless asked for.
-            if text is not None and (not ended_by_token or params.include_stop_str_in_output):
-                # vLLM's rule: a stop string counts from the token behind the first min_tokens.
-                enough = len(sequence.output_token_ids) > params.min_tokens
-                stop = text.append(token.token_id, may_stop=enough and not ended_by_token)
-            sequence.new_token = None
-            sequence.logprobs += logprobs
-            sequence.cumulative_logprob += token.logprob or 0.0
-            if stop is not None:
-                # The text ended it, even where this was also the last token it was allowed.
-                self._end(sequence, "stop", stop_reason=stop)
-        if text is not None:
-            sequence.text = text.finish() if sequence.finished else text.visible
-            sequence.output_text = None if sequence.finished else text
-
-    def _logprobs(self, params: SamplingParams, token: SampledToken) -> list[dict[int, Logprob]]:
-        if params.logprobs is None:
-            return []
-        decode = self.tokenizer.decode if params.detokenize else None
-        return [
-            {
-                token_id: Logprob(logprob, rank, decode([token_id], skip_special_tokens=False) if decode else None)
-                for token_id, (logprob, rank) in token.top_logprobs.items()
-            }
-        ]
+                self.writer.write(request)
+        self._unsettled = False
 
     def _end(
         self,
@@ -241,7 +249,7 @@ class LLMEngine:
         stop_reason: int | str | None = None,
         error: EngineError | None = None,
     ) -> None:
-        """End `sequence` and free its slots; where it has ended already, correct the reason."""
+        """End `sequence` and free its blocks; where it has ended already, correct the reason."""
         self.scheduler.finish(sequence, reason)
         sequence.finish_reason, sequence.stop_reason, sequence.error = reason, stop_reason, error
 
@@ -249,20 +257,10 @@ class LLMEngine:
         self._requests.pop(request.request_id, None)
         request.metrics.finished_time = time.perf_counter()
 
-    def _new_storage(self, cache_bytes: int) -> KVStorage:
-        shape, dtype, device = self.model.config, self.model.dtype, self.model.device
-        try:
-            return KVStorage(shape.num_layers, self.kv.num_slots, shape.num_kv_heads, shape.head_dim, dtype, device)
-        except (RuntimeError, TypeError, ValueError, OverflowError, MemoryError) as error:  # PyTorch's, by the size
-            raise InvalidArgumentError(
-                f"kv_cache_memory_bytes={shown(cache_bytes)} does not fit: {device.type} has no room for a cache of "
-                "that size, so use a smaller one."
-            ) from error
-
     def _new_sequence(
         self, token_ids: tuple[int, ...], params: SamplingParams, index: int, text: OutputText | None
     ) -> Sequence:
-        seq_id = next(self._seq_ids)
+        seq_id = next(self.seq_ids)
         room = self.max_model_len - len(token_ids)
         seeded = params.seed is not None
         return Sequence(
@@ -274,18 +272,6 @@ class LLMEngine:
             stop_ids=params.stop_ids(self.tokenizer.stop_token_ids),
             random_source=f"seed {params.seed} {index}" if seeded else f"engine {self.config.seed} {seq_id}",
             output_text=text,
+            # Cached tokens are not computed, so they have no logits.
+            share_prefix=params.prompt_logprobs is None,
         )
-
-    def _new_text(self, token_ids: tuple[int, ...], params: SamplingParams) -> OutputText | None:
-        if not params.detokenize:
-            return None
-        try:
-            return OutputText(
-                self.tokenizer,
-                token_ids,
-                stops=params.stop_strings,
-                include_stop=params.include_stop_str_in_output,
-                skip_special_tokens=params.skip_special_tokens,
-            )
-        except Exception as error:
-            raise engine_error("turning the prompt's end into text failed", error, "check the tokenizer") from error

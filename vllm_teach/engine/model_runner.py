@@ -1,71 +1,93 @@
-"""Computes a plan: one forward pass over all its tokens, then one sampled token for each sequence."""
+"""Computes a plan: one forward pass over all its tokens, then the new tokens of the sequences that are up to date."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from vllm_teach.backends.dispatch import attend as attend_with
+from vllm_teach.attention.patterns import Pattern
+from vllm_teach.backends.dispatch import AUTO, Prepared
+from vllm_teach.engine.batch import Batch
+from vllm_teach.engine.plan import Plan, StepResult
+from vllm_teach.engine.prompt_logprobs import rank_prompt_tokens
 from vllm_teach.engine.sampler import sample
-from vllm_teach.engine.scheduler import Plan, StepResult
 from vllm_teach.kvcache.storage import KVStorage
-from vllm_teach.models.attend import Attend, window_size
+from vllm_teach.models.attend import window_size
 from vllm_teach.models.decoder import Decoder
+from vllm_teach.models.language_model import LanguageModel
 
 
 class ModelRunner:
     """Holds the model and the KV storage; knows neither queue nor requests' ends.
 
-    The tokens of all scheduled sequences lie behind one another in one flat batch, without padding: a prompt of 500
-    tokens and twenty decoding sequences are 520 rows of the same matrix products. Only attention goes sequence by
-    sequence, since each reads its own keys.
+    The tokens of all scheduled sequences lie behind one another in one flat batch, without padding: a chunk of 500
+    prompt tokens and twenty decoding sequences are 520 rows of the same matrix products, and one attention call in each
+    layer, which reads the cache through the block tables. `attention_backend` computes it; "auto" chooses in each step.
+    `pattern`, if given, hides keys from every layer's queries, beside what causality and the layer's own window hide.
     """
 
-    def __init__(self, model: Decoder, storage: KVStorage, attention_backend: str) -> None:
-        self.model = model
+    def __init__(
+        self, model: LanguageModel, storage: KVStorage, attention_backend: str = AUTO, pattern: Pattern | None = None
+    ) -> None:
+        self.model = model.join_weights() if isinstance(model, Decoder) else model
         self.storage = storage
+        self.pattern = pattern
         self._backend = attention_backend
 
     @torch.inference_mode()
     def execute(self, plan: Plan) -> StepResult:
-        """Return a token or an error for each sequence of `plan`, which is not empty. Writes its K and V.
+        """Apply the transfers of `plan`, write the K and V of its tokens, and return what it samples.
 
-        After an exception no token was chosen and no sequence changed, but earlier layers may have written their K and
-        V: the same plan can be executed again, which writes the same slots.
+        The plan may consist of transfers alone. After an exception no token was chosen and no sequence changed, but
+        earlier layers may have written their K and V: the same plan can be executed again, which writes the same slots.
+        Its transfers are not applied a second time.
         """
-        device = self.model.device
-        token_ids: list[int] = []
-        positions: list[int] = []
-        slots: list[int] = []
-        last_rows: list[int] = []
-        for item in plan.items:
-            token_ids += item.sequence.tokens(item.start, item.num_tokens)
-            positions += range(item.start, item.context_len)
-            slots += range(item.first_slot + item.start, item.first_slot + item.context_len)
-            last_rows.append(len(token_ids) - 1)
-        attend = self._attend(plan, torch.tensor(slots, device=device))
-        hidden = self.model(torch.tensor(token_ids, device=device), torch.tensor(positions, device=device), attend)
-        # Only a sequence's last token predicts something new: the others need no logits.
-        logits = self.model.logits(hidden[torch.tensor(last_rows, device=device)])
-        return sample(logits, [item.sequence for item in plan.items])
+        if not plan.transfers_applied:
+            self.storage.apply(plan.transfers)
+            plan.transfers_applied = True
+        if not plan.items:
+            return StepResult()
+        batch = Batch.of(plan, self.storage.block_size, self.storage.zero_block, self.model.device)
+        hidden = self.model(batch.token_ids, batch.positions, self._attend(batch))
+        result = self._sample(batch, hidden)
+        result.prompt_logprobs = rank_prompt_tokens(self.model, hidden, plan)
+        return result
 
-    def _attend(self, plan: Plan, slots: Tensor) -> Attend:
-        """Return the `attend` of this step: stores k and v, then lets each sequence read its own run of the cache."""
-        rows, begin = [], 0
-        for item in plan.items:
-            rows.append((begin, begin + item.num_tokens, item))
-            begin += item.num_tokens
+    def _sample(self, batch: Batch, hidden: Tensor) -> StepResult:
+        if not batch.sequences:
+            return StepResult()
+        logits = self.model.logits(hidden if batch.sampled_rows is None else hidden[batch.sampled_rows])
+        return sample(logits if batch.sources is None else logits[batch.sources], batch.sequences)
 
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, *, window: int | None = None) -> Tensor:
-            self.storage.write(layer, slots, k, v)
-            out = torch.empty_like(q)
-            for first, end, item in rows:
-                keys, values = self.storage.view(layer, item.first_slot, item.context_len)
-                out[first:end] = self._attend_one(q[None, first:end], keys[None], values[None], window)[0]
-            return out
+    def _attend(self, batch: Batch) -> _PagedAttend:
+        return _PagedAttend(self.storage, batch, self._backend, self.pattern)
 
-        return attend
 
-    def _attend_one(self, q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
-        """Attend within one sequence: q `[1, q_len, q_heads, head_dim]`, k and v `[1, kv_len, kv_heads, head_dim]`."""
-        return attend_with(q, k, v, backend=self._backend, causal=True, window_size=window_size(window))
+class _PagedAttend:
+    """The `attend` of one step: stores k and v, then lets each sequence read its own blocks.
+
+    What depends on lengths, block tables and masks is prepared in the first layer of each kind, with and without a
+    window, and serves the others (FlashInfer's plan and run, arXiv 2501.01005).
+    """
+
+    def __init__(self, storage: KVStorage, batch: Batch, backend: str, pattern: Pattern | None) -> None:
+        self._storage, self._batch, self._backend, self._pattern = storage, batch, backend, pattern
+        self._prepared: dict[int | None, Prepared] = {}
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, window: int | None = None) -> Tensor:
+        """See `models.attend.Attend`."""
+        self._storage.write(layer, self._batch.slots, k, v)
+        keys, values = self._storage.keys[layer], self._storage.values[layer]
+        prepared = self._prepared.get(window)
+        if prepared is None:
+            prepared = self._prepared[window] = Prepared(
+                q,
+                keys,
+                values,
+                backend=self._backend,
+                layout=self._batch.layout,
+                causal=True,
+                window_size=window_size(window),
+                pattern=self._pattern,
+            )
+        return prepared(q, keys, values)

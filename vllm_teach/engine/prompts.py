@@ -12,10 +12,14 @@ from vllm_teach.errors import InvalidArgumentError, VllmTeachError
 
 
 class TokensPrompt(TypedDict):
-    """A prompt as token ids, with the text they came from if there is one."""
+    """A prompt as token ids, with the text they came from if there is one.
+
+    A `cache_salt` parts the prefix cache: only prompts with the same salt share what is computed (None counts as one).
+    """
 
     prompt_token_ids: list[int]
     prompt: str | None
+    cache_salt: str | None
 
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -29,7 +33,7 @@ def read_prompt(prompt: Prompt, tokenizer: EngineTokenizer, vocab_size: int) -> 
     Raises InvalidArgumentError for one that is empty or no text or ids of this model, and EngineError when the
     tokenizer fails on it.
     """
-    text, token_ids = _parts(prompt)
+    text, token_ids, salt = _parts(prompt)
     if token_ids is None:
         token_ids = _encode(text, tokenizer) if text else []
     for token_id in token_ids:
@@ -41,7 +45,7 @@ def read_prompt(prompt: Prompt, tokenizer: EngineTokenizer, vocab_size: int) -> 
             )
     if not token_ids:
         raise InvalidArgumentError(f"prompt={shown(prompt)} is empty: give at least one token.")
-    return {"prompt_token_ids": [int(token_id) for token_id in token_ids], "prompt": text}
+    return {"prompt_token_ids": [int(token_id) for token_id in token_ids], "prompt": text, "cache_salt": salt}
 
 
 def render_chat(conversation: Conversation, tokenizer: EngineTokenizer) -> TokensPrompt:
@@ -62,7 +66,7 @@ def render_chat(conversation: Conversation, tokenizer: EngineTokenizer) -> Token
         raise
     except Exception as error:
         raise _typed(error, "the conversation", [message["content"] for message in conversation]) from error
-    return {"prompt_token_ids": token_ids, "prompt": None}
+    return {"prompt_token_ids": token_ids, "prompt": None, "cache_salt": None}
 
 
 def list_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -87,27 +91,29 @@ def list_conversations(messages: Conversation | Sequence[Conversation]) -> list[
     return list(messages) if any(isinstance(each, list | tuple) for each in messages) else [messages]
 
 
-def _parts(prompt: Prompt) -> tuple[str | None, Sequence[int] | None]:
-    """Return (text, None), or (text or None, token ids)."""
+def _parts(prompt: Prompt) -> tuple[str | None, Sequence[int] | None, str | None]:
+    """Return (text or None, token ids or None, cache salt or None): text or ids are there."""
     if isinstance(prompt, str):
-        return prompt, None
-    text = None
+        return prompt, None, None
+    text, salt = None, None
     token_ids: object = prompt
     if isinstance(prompt, Mapping):
-        text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
-        known = prompt.keys() <= {"prompt", "prompt_token_ids"}
+        text, token_ids, salt = (prompt.get(key) for key in ("prompt", "prompt_token_ids", "cache_salt"))
+        known = prompt.keys() <= {"prompt", "prompt_token_ids", "cache_salt"}
         if not known or not isinstance(text, str | None) or (text is None and token_ids is None):
             raise InvalidArgumentError(
                 f"the prompt has the keys {sorted(map(str, prompt))}, which is not valid: use 'prompt' with a text or "
-                "'prompt_token_ids' with a list of token ids."
+                "'prompt_token_ids' with a list of token ids, and 'cache_salt' with a string if you want one."
             )
+        if salt is not None and (not isinstance(salt, str) or not salt):
+            raise InvalidArgumentError(f"cache_salt={shown(salt)} is not valid: use a string that is not empty.")
         if token_ids is None:
-            return text, None
+            return text, None, salt
     if not isinstance(token_ids, list | tuple):
         raise InvalidArgumentError(
             f"the prompt is of type {type(token_ids).__name__}, which is not valid: use a text or a list of token ids."
         )
-    return text, token_ids
+    return text, token_ids, salt
 
 
 def _encode(text: str, tokenizer: EngineTokenizer) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from typing import Any
@@ -12,6 +13,7 @@ from vllm_teach.errors import InvalidArgumentError
 
 GREEDY_BELOW = 1e-5
 MOST_COMPLETIONS = 16_384  # vLLM's default limit
+MOST_BIAS = 100  # OpenAI's and vLLM's
 
 
 @dataclass
@@ -19,17 +21,20 @@ class SamplingParams:
     """Parameters of one request. Every field is checked on construction; InvalidArgumentError names the bad one.
 
     - `n`: independent completions of the prompt, at most 16,384.
-    - `temperature`: divides the logits; below 1e-5 the most likely token is taken (greedy).
+    - `temperature`: divides the logits; below 1e-5 the most likely token is taken (greedy). Any
+      other is used as it is, and float32 holds the quotients; vLLM raises what lies between 1e-5 and 0.01 to 0.01.
     - `top_k`: keep the k most likely tokens; 0 or -1 keeps all. `top_p`: then keep the fewest tokens whose probability
       reaches p. `min_p`: keep tokens at least min_p times as likely as the most likely one.
     - `presence_penalty`, `frequency_penalty`: subtracted from the logit of each token already generated, once or per
       occurrence. `repetition_penalty`: divides (negative: multiplies) the logit of each token in prompt or output.
+    - `logit_bias`: token id -> what is added to its logit, from -100 to 100 (OpenAI's range), before the penalties.
     - `seed`: makes the request repeatable whatever runs beside it; None draws from the engine's own seed.
     - `stop`: strings that end the text; `stop_token_ids`: tokens that do; `ignore_eos`: go on after end-of-sequence.
     - `max_tokens`: at most so many new tokens; None means up to the model's context. `min_tokens`: none of the first
       so many tokens ends the request, neither as a stop token nor because its text completes a stop string.
     - `logprobs`: also return the log-probabilities of so many most likely tokens (-1: all) and of the chosen one, under
-      the model's own distribution, before temperature, penalties or filters.
+      the model's own distribution, before temperature, penalties or filters. `prompt_logprobs`: the same for each token
+      of the prompt after its first; such a request computes its whole prompt, whatever the prefix cache has.
     - `detokenize`: turn tokens into text; `skip_special_tokens`; `include_stop_str_in_output`.
     """
 
@@ -48,6 +53,8 @@ class SamplingParams:
     max_tokens: int | None = 16
     min_tokens: int = 0
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logit_bias: dict[int, float] | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
@@ -69,8 +76,11 @@ class SamplingParams:
         _integer("min_tokens", self.min_tokens, 0, hint="use a whole number from 0")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             _refuse("min_tokens", self.min_tokens, f"use at most max_tokens, which is {self.max_tokens}")
-        if self.logprobs is not None:
-            _integer("logprobs", self.logprobs, -1, hint="use a whole number from 0, -1 for all tokens, or None")
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                hint = "use a whole number from 0, -1 for all tokens, or None"
+                _integer(name, getattr(self, name), -1, hint=hint)
+        self._check_bias()
         for name in ("ignore_eos", "detokenize", "skip_special_tokens", "include_stop_str_in_output"):
             if not isinstance(getattr(self, name), bool):
                 _refuse(name, getattr(self, name), "use True or False")
@@ -90,6 +100,20 @@ class SamplingParams:
         if not isinstance(ids, list | tuple) or not all(_is_integer(token_id) and token_id >= 0 for token_id in ids):
             _refuse("stop_token_ids", ids, "use a list of token ids, which are whole numbers from 0")
         self.stop_token_ids = list(ids)
+
+    def _check_bias(self) -> None:
+        """Turn `logit_bias` into a dict of its own, from int to float; an empty one into None."""
+        if self.logit_bias is None:
+            return
+        if not isinstance(self.logit_bias, Mapping):
+            _refuse("logit_bias", self.logit_bias, "use a dict from token id to a number")
+        bias: dict[int, float] = {}
+        for token_id, value in self.logit_bias.items():
+            if not _is_integer(token_id) or token_id < 0 or not _is_within(value, -MOST_BIAS, MOST_BIAS):
+                hint = f"use a dict from token ids, which are whole numbers from 0, to numbers from -{MOST_BIAS} to "
+                _refuse("logit_bias", self.logit_bias, hint + str(MOST_BIAS))
+            bias[int(token_id)] = float(value)
+        self.logit_bias = bias or None
 
     @property
     def greedy(self) -> bool:
@@ -130,8 +154,11 @@ def _is_finite(value: Real) -> bool:
         return False
 
 
+def _is_within(value: Any, low: float, high: float) -> bool:
+    real = isinstance(value, Real) and not isinstance(value, bool)
+    return real and _is_finite(value) and low <= value <= high
+
+
 def _number(name: str, value: Any, low: float, high: float = math.inf, *, open_low: bool = False, hint: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, Real) or not _is_finite(value):
-        _refuse(name, value, hint)
-    if not low <= value <= high or (open_low and value == low):
+    if not _is_within(value, low, high) or (open_low and value == low):
         _refuse(name, value, hint)

@@ -146,6 +146,11 @@ def attention_forward(call: Call, dtype: torch.dtype, isa_name: str | None = Non
         raise MemoryError("The CPU attention kernel could not allocate its working memory.")
 
 
+def load(isa_name: str | None = None) -> None:
+    """Load the kernel, building it first where that has not been done; raises as `attention_forward`."""
+    _library(isa_name or isa())
+
+
 @lru_cache(maxsize=4)
 def _library(isa_name: str) -> ctypes.CDLL:
     if isa_name not in runnable_isas():

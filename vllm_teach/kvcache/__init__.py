@@ -1,4 +1,4 @@
-"""The KV cache: who holds which slots (`manager`, bookkeeping without tensors) and the tensors (`storage`).
+"""The KV cache: whose tokens lie in which blocks (`manager`, bookkeeping without tensors), and the tensors (`storage`).
 
 The names below are imported when first used (PEP 562): the bookkeeping needs no torch.
 """
@@ -8,16 +8,39 @@ from typing import TYPE_CHECKING
 from vllm_teach import lazy
 
 _HOMES = {
-    "ContiguousKVCacheManager": "manager",
-    "Reservation": "manager",
+    "BlockPool": "block_pool",
+    "BlockTable": "block_table",
+    "BuddyAllocator": "buddy",
+    "ContiguousKVCacheManager": "reservation",
+    "HashPrefixCache": "hash_prefix_cache",
+    "KVCacheManager": "manager",
     "KVStorage": "storage",
+    "RadixPrefixCache": "radix_prefix_cache",
+    "Transfer": "transfers",
 }
 
-__all__ = ["ContiguousKVCacheManager", "KVStorage", "Reservation"]
+__all__ = [
+    "BlockPool",
+    "BlockTable",
+    "BuddyAllocator",
+    "ContiguousKVCacheManager",
+    "HashPrefixCache",
+    "KVCacheManager",
+    "KVStorage",
+    "RadixPrefixCache",
+    "Transfer",
+]
 
 if TYPE_CHECKING:
-    from vllm_teach.kvcache.manager import ContiguousKVCacheManager, Reservation
+    from vllm_teach.kvcache.block_pool import BlockPool
+    from vllm_teach.kvcache.block_table import BlockTable
+    from vllm_teach.kvcache.buddy import BuddyAllocator
+    from vllm_teach.kvcache.hash_prefix_cache import HashPrefixCache
+    from vllm_teach.kvcache.manager import KVCacheManager
+    from vllm_teach.kvcache.radix_prefix_cache import RadixPrefixCache
+    from vllm_teach.kvcache.reservation import ContiguousKVCacheManager
     from vllm_teach.kvcache.storage import KVStorage
+    from vllm_teach.kvcache.transfers import Transfer
 
 
 def __getattr__(name: str) -> object:

@@ -1,37 +1,131 @@
-"""The tensors of the KV cache. Which slot belongs to whom is the manager's business."""
+"""The tensors of the KV cache, in blocks, and the host's swap space. Who holds which block is the manager's affair."""
 
 from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import BinaryIO, cast
 
 import torch
 from torch import Tensor
 
+from vllm_teach.errors import InvalidArgumentError
+from vllm_teach.kvcache.transfers import Transfer
+
+# The most that a transfer holds beside the cache itself; a single layer's blocks may take more.
+TEMPORARY_BYTES = 64 << 20
+
 
 class KVStorage:
-    """K and V of every slot and layer: two tensors `[layers, num_slots, kv_heads, head_dim]`.
+    """K and V of every block and layer: two tensors `[layers, num_blocks + 1, block_size, kv_heads, head_dim]`.
 
-    They are allocated once and not cleared: a slot's content means something only after `write`. (On a CPU the
-    operating system hands out the pages when they are first written, so an unused cache costs no memory.)
+    They are allocated once and not cleared: what a slot holds means something only after `write`. (On a CPU the
+    operating system hands out the pages when they are first written, so an unused cache costs no memory.) Only the last
+    block, `zero_block`, is cleared and never written: it stands in a kernel's table where a block was given back.
+
+    The swap space has `num_host_blocks` blocks of the same form on the host: memory, pinned where the cache is on CUDA,
+    or, with `swap_file`, that file, mapped. The file is overwritten and stays the caller's. Raises
+    InvalidArgumentError when it cannot be made as large as that.
     """
 
     def __init__(
         self,
         num_layers: int,
-        num_slots: int,
+        num_blocks: int,
+        block_size: int,
         kv_heads: int,
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device | str,
+        num_host_blocks: int = 0,
+        swap_file: str | Path | None = None,
     ) -> None:
-        shape = (num_layers, num_slots, kv_heads, head_dim)
-        self.keys = torch.empty(shape, dtype=dtype, device=device)
-        self.values = torch.empty(shape, dtype=dtype, device=device)
+        self.num_blocks, self.block_size, self.num_host_blocks = num_blocks, block_size, num_host_blocks
+        self.zero_block = num_blocks
+        block = (block_size, kv_heads, head_dim)
+        self.keys = torch.empty((num_layers, num_blocks + 1, *block), dtype=dtype, device=device)
+        self.values = torch.empty_like(self.keys)
+        self.keys[:, self.zero_block] = 0
+        self.values[:, self.zero_block] = 0
+        # [layers · blocks, elements of a block]: block b of layer l is row l · (num_blocks + 1) + b.
+        self._rows = tuple(cache.view(num_layers * (num_blocks + 1), -1) for cache in (self.keys, self.values))
+        self._slots = [(k.flatten(0, 1), v.flatten(0, 1)) for k, v in zip(self.keys, self.values, strict=True)]
+        shape = (2, num_layers, num_host_blocks, *block)
+        self.host = _host_memory(shape, dtype, self.keys.device, swap_file)  # K and V
+        self._host_rows = tuple(self.host.flatten(1, 2).flatten(2).unbind(0))
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        """Store `k` and `v` `[tokens, kv_heads, head_dim]` of `layer` in `slots` (int64 `[tokens]`). In place."""
-        self.keys[layer].index_copy_(0, slots, k)
-        self.values[layer].index_copy_(0, slots, v)
+        """Store `k` and `v` `[tokens, kv_heads, head_dim]` of `layer` in `slots` (int64 `[tokens]`). In place.
 
-    def view(self, layer: int, first_slot: int, num_tokens: int) -> tuple[Tensor, Tensor]:
-        """Return K and V `[num_tokens, kv_heads, head_dim]` of a contiguous run, without copying."""
-        run = slice(first_slot, first_slot + num_tokens)
-        return self.keys[layer, run], self.values[layer, run]
+        Slot s is place s % block_size of block s // block_size.
+        """
+        keys, values = self._slots[layer]  # [slots, kv_heads, head_dim]
+        keys.index_copy_(0, slots, k)
+        values.index_copy_(0, slots, v)
+
+    def apply(self, transfers: Iterable[Transfer]) -> None:
+        """Copy blocks as `transfers` say, in their order, over all layers. Changes the destinations alone."""
+        for transfer in transfers:
+            if transfer.pairs:
+                self._apply(transfer)
+
+    def _apply(self, transfer: Transfer) -> None:
+        device = self._rows[0].device
+        sources, destinations = torch.tensor(transfer.pairs, dtype=torch.int64).unbind(1)
+        within, host = self.num_blocks + 1, self.num_host_blocks
+        for rows, host_rows in zip(self._rows, self._host_rows, strict=True):
+            match transfer.kind:
+                case "copy" | "move":
+                    self._copy(rows, within, sources.to(device), rows, within, destinations.to(device))
+                case "swap_out":
+                    self._copy(rows, within, sources.to(device), host_rows, host, destinations)
+                case "swap_in":
+                    self._copy(host_rows, host, sources, rows, within, destinations.to(device))
+
+    def _copy(
+        self, source: Tensor, from_stride: int, from_blocks: Tensor, target: Tensor, to_stride: int, to_blocks: Tensor
+    ) -> None:
+        """Copy blocks of all layers from `source` to `target`, each `[layers · stride, elements]`.
+
+        Some layers at a time, to bound the copy between; within a layer all sources are read before a destination is
+        written, and layers share no block.
+        """
+        layers = len(self.keys)
+        at_once = max(1, TEMPORARY_BYTES // (len(from_blocks) * source.shape[1] * source.element_size()))
+        for first in range(0, layers, at_once):
+            chunk = torch.arange(first, min(first + at_once, layers))[:, None]
+            from_rows = (chunk.to(from_blocks.device) * from_stride + from_blocks).flatten()
+            to_rows = (chunk.to(to_blocks.device) * to_stride + to_blocks).flatten()
+            target.index_copy_(0, to_rows, source.index_select(0, from_rows).to(target.device))
+
+
+def _host_memory(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, swap_file: str | Path | None
+) -> Tensor:
+    numel = torch.Size(shape).numel()
+    if swap_file is None or numel == 0:
+        return torch.empty(shape, dtype=dtype, pin_memory=device.type == "cuda" and numel > 0)
+    num_bytes = numel * dtype.itemsize
+    try:
+        with open(swap_file, "wb") as file:
+            _take_room(file, num_bytes)
+        storage = torch.UntypedStorage.from_file(str(swap_file), shared=True, nbytes=num_bytes)
+    except (OSError, RuntimeError) as error:
+        raise InvalidArgumentError(
+            f"swap_file={str(swap_file)!r} cannot be made {num_bytes} bytes large ({error}): name a file in a folder "
+            "with room, or lower swap_space."
+        ) from error
+    return torch.empty(0, dtype=dtype).set_(cast("torch.UntypedStorage", storage)).view(shape)
+
+
+def _take_room(file: BinaryIO, num_bytes: int) -> None:
+    """Make `file` that long, its room on the disk taken now: to write to a map of a full disk kills the process."""
+    if not hasattr(os, "posix_fallocate"):  # not on macOS and Windows
+        file.truncate(num_bytes)
+        return
+    try:
+        os.posix_fallocate(file.fileno(), 0, num_bytes)
+    except OSError:
+        file.truncate(0)  # it may have taken all that was left
+        raise

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from vllm_teach.models.attend import Attend
 from vllm_teach.models.config import ModelConfig
-from vllm_teach.models.layers import DecoderLayer, Embedding, Linear, RMSNorm
+from vllm_teach.models.layers import Attention, DecoderLayer, Embedding, Linear, RMSNorm
 from vllm_teach.models.rope import RotaryEmbedding
 
 
@@ -75,6 +75,18 @@ class Decoder(nn.Module):
     def num_parameters(self) -> int:
         """Return how many weights the model has, a tied matrix counted once."""
         return sum(parameter.numel() for parameter in self.parameters())
+
+    def join_weights(self) -> Decoder:
+        """Lay the weights of q, k and v together in each layer, for one product instead of three; return the model.
+
+        Names and values stay; a layer's weights are there twice for a moment. For who is done loading and changing the
+        weights: what is assigned or moved later is still right, but computed one by one. (Gate and up are left apart:
+        their product is large enough to pay for itself, and its halves would be slower to go on with.)
+        """
+        for module in self.modules():
+            if isinstance(module, Attention):
+                module.join_weights()
+        return self
 
     def init_random(self, seed: int = 0, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Decoder:
         """Replace all weights by random ones (matrices N(0, 0.02), norms 1, biases 0) and return the model itself."""

@@ -19,7 +19,7 @@ STEPS = [
 
 
 def item(seq_id: int, tokens: int, prefill: bool) -> Any:
-    return SimpleNamespace(sequence=SimpleNamespace(seq_id=seq_id), num_tokens=tokens, is_prefill=prefill)
+    return SimpleNamespace(sequence=SimpleNamespace(seq_id=seq_id), num_tokens=tokens, is_decode=not prefill)
 
 
 def test_bars_follow_one_another_to_scale() -> None:

@@ -56,7 +56,7 @@ def record_step(engine: LLMEngine, requests: Mapping[str, Request]) -> Step:
     decode: dict[str, int] = {}
     for item in engine.last_plan.items:
         if item.sequence.seq_id in name_of:
-            name, tokens = name_of[item.sequence.seq_id], prefill if item.is_prefill else decode
+            name, tokens = name_of[item.sequence.seq_id], decode if item.is_decode else prefill
             tokens[name] = tokens.get(name, 0) + item.num_tokens
     return Step(engine.last_step.seconds, prefill, decode)
 

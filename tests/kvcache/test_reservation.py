@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
 
 from vllm_teach.errors import InvalidArgumentError
-from vllm_teach.kvcache.manager import ContiguousKVCacheManager
+from vllm_teach.kvcache.reservation import RESERVATIONS, ContiguousKVCacheManager, reserved_slots
 
 
 def test_budget_is_counted_in_bytes():
@@ -122,3 +122,19 @@ def test_nothing_is_held_after_all_ended_in_any_order(lengths, order):
         manager.free(seq_id)
     assert manager.slots_held == manager.tokens_stored == 0
     assert manager.longest_free_run == 72
+
+
+def test_what_each_rule_reserves():
+    # The example of Kwon et al. 2023, section 6.1: 32 positions for an output of 25.
+    assert [reserved_slots(rule, 100, 25, 2048) for rule in RESERVATIONS] == [2048, 132, 125]
+    # A power of two stays what it is, and nobody reserves more than the model can use.
+    assert reserved_slots("power_of_two", 100, 32, 2048) == 132
+    assert reserved_slots("power_of_two", 100, 33, 140) == 140
+
+
+def test_reservations_refused():
+    for prompt_len, output_len in ((0, 5), (5, 0), (2000, 49)):
+        with pytest.raises(InvalidArgumentError, match=f"prompt_len={prompt_len}, output_len={output_len}"):
+            reserved_slots("max", prompt_len, output_len, 2048)
+    with pytest.raises(InvalidArgumentError, match="reservation='guess' is not known: give one of max, power_of_two"):
+        reserved_slots("guess", 1, 1, 8)

@@ -1,0 +1,254 @@
+"""The real scheduler on a virtual clock: what would happen if a step took as long as a stated cost says. Modelled.
+
+Only the runner is replaced. The plans, the blocks and the events are those of `engine.Scheduler` and
+`kvcache.KVCacheManager`; the seconds are arithmetic, so two runs are equal on every machine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Protocol
+
+from vllm_teach.engine.events import EventLog, Preempted, StepEnded
+from vllm_teach.engine.plan import Plan, StepResult
+from vllm_teach.engine.request import SampledToken, Sequence
+from vllm_teach.engine.sampling_params import SamplingParams
+from vllm_teach.engine.scheduler import Scheduler
+from vllm_teach.engine.scheduler_config import SchedulerConfig
+from vllm_teach.errors import InvalidArgumentError
+from vllm_teach.kvcache.manager import KVCacheManager
+
+if TYPE_CHECKING:
+    from vllm_teach.engine.llm_engine import LLMEngine
+
+
+class VirtualClock:
+    """Tells `now`, in seconds, until somebody moves it."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        """Return the virtual time."""
+        return self.now
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """The modelled seconds of a step: `step` whatever it does, `token` for each token, `pair` for each pair of a query
+    and a key it sees, and `swapped_token` for each slot that a swap moves, one way.
+
+    `step` is above all reading the weights, which all tokens of a step share; that is why batches pay.
+    """
+
+    step: float = 10e-3
+    token: float = 0.1e-3
+    pair: float = 0.0
+    swapped_token: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("step", "token", "pair", "swapped_token"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise InvalidArgumentError(f"{name}={value!r} is no cost: use a number of seconds from 0.")
+
+    def seconds(self, plan: Plan, block_size: int) -> float:
+        """Return the modelled seconds of `plan`."""
+        pairs = sum(i.num_tokens * i.start + i.num_tokens * (i.num_tokens + 1) // 2 for i in plan.items)
+        moved = sum(len(each.pairs) for each in plan.transfers if each.kind in ("swap_out", "swap_in")) * block_size
+        return self.step + plan.num_tokens * self.token + pairs * self.pair + moved * self.swapped_token
+
+
+class _Runner(Protocol):
+    def execute(self, plan: Plan) -> StepResult: ...
+
+
+class ChargedRunner:
+    """Lets `runner` compute a plan, and moves `clock` by what `cost` says it takes."""
+
+    def __init__(self, runner: _Runner, clock: VirtualClock, cost: StepCost, block_size: int) -> None:
+        self._runner, self._clock, self._cost, self._block_size = runner, clock, cost, block_size
+
+    def execute(self, plan: Plan) -> StepResult:
+        """Compute and charge."""
+        result = self._runner.execute(plan)
+        self._clock.now += self._cost.seconds(plan, self._block_size)
+        return result
+
+
+def put_on_virtual_time(engine: LLMEngine, cost: StepCost) -> VirtualClock:
+    """Let `engine` go on as it is, but tell its events' times by a virtual clock, which is returned.
+
+    The tokens stay real, the model's. Changes `engine.runner` and the clock of `engine.events`; only the events' times
+    are modelled, not those in a request's metrics.
+    """
+    clock = VirtualClock()
+    engine.events.clock = clock
+    engine.runner = ChargedRunner(engine.runner, clock, cost, engine.kv.block_size)  # type: ignore[assignment]
+    return clock
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A request that comes at `time` (virtual seconds) with so many tokens in its prompt and, later, its output."""
+
+    prompt_len: int
+    output_len: int
+    time: float = 0.0
+    priority: int = 0
+
+
+@dataclass(frozen=True)
+class RequestTimes:
+    """When a request arrived and when each of its tokens came, in virtual seconds."""
+
+    arrival: float
+    tokens: tuple[float, ...]
+
+    @property
+    def to_first_token(self) -> float:
+        """Seconds from arrival to the first token (TTFT)."""
+        return self.tokens[0] - self.arrival
+
+    @property
+    def latency(self) -> float:
+        """Seconds from arrival to the last token."""
+        return self.tokens[-1] - self.arrival
+
+    @property
+    def gaps(self) -> tuple[float, ...]:
+        """Seconds between one token and the next (ITL)."""
+        return tuple(after - before for before, after in pairwise(self.tokens))
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What happened, in virtual time: events, a RequestTimes for each arrival in order, and the cache at the end.
+
+    `peak_host_blocks` is the most host blocks that were in use after a step, `num_computed` all tokens of all steps.
+    """
+
+    events: EventLog
+    times: tuple[RequestTimes, ...]
+    kv: KVCacheManager
+    seconds: float
+    num_steps: int
+    num_computed: int
+    num_output_tokens: int
+    peak_host_blocks: int
+
+    @property
+    def throughput(self) -> float:
+        """Output tokens per virtual second."""
+        return self.num_output_tokens / self.seconds
+
+    @property
+    def num_preemptions(self) -> int:
+        """How often a sequence lost its blocks."""
+        return len(self.events.of(Preempted))
+
+    def to_first_token(self, share: float) -> float:
+        """Return the TTFT that `share` (0 to 1) of the requests do not exceed."""
+        return quantile([each.to_first_token for each in self.times], share)
+
+    def latency(self, share: float) -> float:
+        """Return the latency that `share` of the requests do not exceed."""
+        return quantile([each.latency for each in self.times], share)
+
+    def gap(self, share: float) -> float:
+        """Return the time between two tokens of a request that `share` of all of them do not exceed."""
+        return quantile([gap for each in self.times for gap in each.gaps], share)
+
+    @property
+    def steps(self) -> list[StepEnded]:
+        """What each step ended with."""
+        return self.events.of(StepEnded)
+
+
+def quantile(values: Many[float], share: float) -> float:
+    """Return the least of `values` that `share` (0 to 1) of them do not exceed: the nearest-rank quantile.
+
+    Raises InvalidArgumentError for no values or a share that is none.
+    """
+    if not values or not 0 <= share <= 1:
+        raise InvalidArgumentError(f"share={share!r} of {len(values)} values is nothing: use 0 to 1, and some values.")
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
+
+
+def simulate(
+    arrivals: Many[Arrival],
+    cost: StepCost,
+    *,
+    num_blocks: int = 100_000,
+    block_size: int = 16,
+    num_host_blocks: int = 0,
+    prefix_cache: str | None = None,
+    **config: Any,
+) -> Simulation:
+    """Serve `arrivals` with the real scheduler and cache, each step taking what `cost` says; `config` is the scheduler's.
+
+    All prompts differ in their first token. Every output has its full length. Raises what the scheduler raises, and
+    InvalidArgumentError for no arrivals.
+    """
+    if not arrivals:
+        raise InvalidArgumentError("arrivals is empty: give at least one request.")
+    clock = VirtualClock()
+    events = EventLog(clock=clock)
+    kv = KVCacheManager(
+        num_blocks, block_size, prefix_cache=prefix_cache, num_host_blocks=num_host_blocks, record=events.record
+    )
+    scheduler = Scheduler(kv, SchedulerConfig(**config), events)
+    runner = ChargedRunner(_NoModel(), clock, cost, block_size)
+    coming = sorted(range(len(arrivals)), key=lambda index: arrivals[index].time)
+    times: list[list[float]] = [[] for _ in arrivals]
+    computed = peak = 0
+
+    def arrive(until: float) -> None:
+        while coming and arrivals[coming[0]].time <= until:
+            index = coming.pop(0)
+            clock.now = max(clock.now, arrivals[index].time)
+            scheduler.add(_sequence(index, arrivals[index]))
+
+    while coming or scheduler.has_unfinished():
+        if not scheduler.has_unfinished():
+            arrive(max(clock.now, arrivals[coming[0]].time))
+        plan = scheduler.schedule()
+        start = clock.now
+        result = runner.execute(plan)
+        end, clock.now = clock.now, start
+        arrive(end)  # those that come while the step is computed
+        clock.now = end
+        for seq_id in result.tokens:
+            times[seq_id].append(end)
+        scheduler.update(plan, result)
+        scheduler.observe(end - start)
+        computed += plan.num_tokens
+        peak = max(peak, kv.usage().host_blocks_used) if num_host_blocks else 0
+    told = tuple(RequestTimes(a.time, tuple(t)) for a, t in zip(arrivals, times, strict=True))
+    outputs = sum(map(len, times))
+    return Simulation(events, told, kv, clock.now, events.step, computed, outputs, peak)
+
+
+class _NoModel:
+    """A runner whose every token is 0."""
+
+    def execute(self, plan: Plan) -> StepResult:
+        plan.transfers_applied = True
+        return StepResult({item.sequence.seq_id: SampledToken(0) for item in plan.items if item.samples})
+
+
+def _sequence(index: int, arrival: Arrival) -> Sequence:
+    params = SamplingParams(max_tokens=arrival.output_len, ignore_eos=True)
+    return Sequence(
+        seq_id=index,
+        index=0,
+        prompt_token_ids=(index + 1, *[0] * (arrival.prompt_len - 1)),
+        params=params,
+        max_total_tokens=arrival.prompt_len + arrival.output_len,
+        stop_ids=frozenset(),
+        random_source=str(index),
+        priority=arrival.priority,
+    )
