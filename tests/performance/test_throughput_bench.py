@@ -172,7 +172,7 @@ def test_peers_that_are_not_there(tiny: Path, monkeypatch) -> None:
     with pytest.raises(InvalidArgumentError, match="compare='vllm' is no system"):
         make_peer("vllm", tiny, torch.float32)
     monkeypatch.setattr(peers, "installed_version", lambda name: None)
-    with pytest.raises(InvalidArgumentError, match=r"compare='transformers' cannot run here\. It is not installed"):
+    with pytest.raises(InvalidArgumentError, match=r"compare='transformers' cannot run here \(It is not installed"):
         make_peer("transformers", tiny, torch.float32)
 
 

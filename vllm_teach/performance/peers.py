@@ -180,5 +180,5 @@ def make_peer(name: str, model_path: str | Path, dtype: torch.dtype, device: str
     peer = PEERS[name](model_path, dtype, device)
     reason = peer.available()
     if reason is not None:
-        raise InvalidArgumentError(f"compare={name!r} cannot run here: {reason.removesuffix('.')}.")
+        raise InvalidArgumentError(f"compare={name!r} cannot run here ({reason.removesuffix('.')}).")
     return peer
