@@ -115,6 +115,18 @@ def run_bench_throughput(arguments: argparse.Namespace) -> None:
         _write_json(arguments.json, bench.to_json())
 
 
+def run_bench_memory(arguments: argparse.Namespace) -> None:
+    """Count what a KV cache holds, paged and reserved, and print the table."""
+    from vllm_teach.performance.memory_bench import bench_memory, format_memory
+
+    if arguments.json:
+        _check_output_file(arguments.json)
+    bench = bench_memory(arguments.mix, arguments.requests, arguments.slots, arguments.block_size, arguments.seed)
+    _write(format_memory(bench))
+    if arguments.json:
+        _write_json(arguments.json, bench.to_json())
+
+
 def _write_json(path: Path, result: dict[str, object]) -> None:
     with _output_file_errors(path):
         path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
@@ -142,7 +154,7 @@ def _output_file_errors(path: Path) -> Iterator[None]:
 def _count(text: str) -> int:
     if text.isascii() and text.isdigit() and int(text) >= 1:
         return int(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is no number of rounds: give a whole number from 1")
+    raise argparse.ArgumentTypeError(f"{text!r} is not valid: give a whole number from 1")
 
 
 def _port(text: str) -> int:
@@ -189,7 +201,7 @@ def build_parser() -> argparse.ArgumentParser:
     tune.add_argument("--quiet", action="store_true", help="no progress bar")
     tune.set_defaults(run=run_tune)
 
-    bench = commands.add_parser("bench", help="measure: attention, throughput").add_subparsers(
+    bench = commands.add_parser("bench", help="measure: attention, memory, throughput").add_subparsers(
         required=True, metavar="WHAT"
     )
     attention = bench.add_parser("attention", help="time and memory of the attention backends, as ratios of one run")
@@ -199,6 +211,14 @@ def build_parser() -> argparse.ArgumentParser:
     attention.add_argument("--json", type=Path, metavar="FILE", help="write the figures and where they come from, too")
     attention.add_argument("--quiet", action="store_true", help="no progress bar")
     attention.set_defaults(run=run_bench_attention)
+    memory = bench.add_parser("memory", help="sequences that a KV cache holds, paged and reserved, over a length mix")
+    memory.add_argument("--mix", default="sharegpt", choices=["sharegpt", "alpaca"], help="lengths (default: sharegpt)")
+    memory.add_argument("--requests", type=_count, default=1000)
+    memory.add_argument("--slots", type=_count, default=65_536, help="tokens that fit (default: 65536)")
+    memory.add_argument("--block-size", type=_count, default=16, help="tokens of a block (default: 16)")
+    memory.add_argument("--seed", type=int, default=0)
+    memory.add_argument("--json", type=Path, metavar="FILE", help="write the figures, too")
+    memory.set_defaults(run=run_bench_memory)
     throughput = bench.add_parser("throughput", help="tokens a second of the engine beside another system, one run")
     throughput.add_argument("--compare", default="transformers", choices=["transformers", "none"])
     throughput.add_argument("--model", default="smollm2", help="alias, folder, .gguf file or hub id (default: smollm2)")

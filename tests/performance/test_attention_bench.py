@@ -217,7 +217,7 @@ def test_rounds_that_are_none_are_refused_by_the_command(rounds: str, capsys) ->
     with pytest.raises(SystemExit) as ended:
         cli.main(["bench", "attention", "--rounds", rounds])
     assert ended.value.code == 2
-    assert "is no number of rounds" in capsys.readouterr().err
+    assert "is not valid: give a whole number" in capsys.readouterr().err
 
 
 def test_a_device_that_is_not_there_is_one_line(capsys) -> None:
