@@ -163,10 +163,11 @@ class Lives(RuleBasedStateMachine):
         if not fails:
             for text, end in planned.items():
                 text.computed = end
-                told = len(self.events)
+                told, free = len(self.events), self.pool.num_free
                 self.kv.commit(text.seq_id, end, text.read)
-                adopted = any(isinstance(event, Shared) for event in self.events[told:])
+                adopted = sum(1 for event in self.events[told:] if isinstance(event, Shared))
                 assert self.placement == "scattered" or not adopted
+                assert self.pool.num_free == free + adopted
 
     @rule(pick=PICKS, count=st.integers(1, 9))
     def extend_only(self, pick: int, count: int) -> None:

@@ -14,6 +14,7 @@ LESSONS = (
     "03_recomputation_and_training",
     "04_attention_patterns",
     "05_choosing_a_backend",
+    "06_paged_kv_cache",
 )
 CHECKS = [(one.lesson, one.name) for one in list_checks()]
 

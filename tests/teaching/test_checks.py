@@ -11,6 +11,7 @@ LESSONS = (
     "03_recomputation_and_training",
     "04_attention_patterns",
     "05_choosing_a_backend",
+    "06_paged_kv_cache",
 )
 
 

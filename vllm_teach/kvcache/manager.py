@@ -138,11 +138,11 @@ class KVCacheManager:
         sequence.num_computed = num_computed
         if self.prefix_cache is not None:
             twice = self.prefix_cache.insert(sequence.cursor, tokens, table.blocks, num_computed)
-            for logical, cached in twice.items():
-                if self._adopts and self.pool.holders(table.blocks[logical]) == 1:
-                    self._supply.hold(seq_id, [cached])
-                    own, table.blocks[logical] = table.blocks[logical], cached
-                    self._supply.release(seq_id, [own])
+            # They were written since the last commit, so no other table has them: each becomes free.
+            for logical, cached in twice.items() if self._adopts else ():
+                self._supply.hold(seq_id, [cached])
+                own, table.blocks[logical] = table.blocks[logical], cached
+                self._supply.release(seq_id, [own])
 
     def fork(self, parent_id: int, child_id: int) -> None:
         """Let `child_id` begin as what `parent_id` is: it shares all blocks with computed tokens, and takes no others.

@@ -1,4 +1,4 @@
-"""`vllm-teach bench memory`: what a KV cache of one size holds, paged and reserved, over a length mix. Exact, seeded."""
+"""`vllm-teach bench memory`: what a KV cache of one size holds, paged and reserved, over a length mix; exact."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vllm_teach.kvcache.waste import padding_waste
 
 @dataclass(frozen=True)
 class MemoryBench:
-    """`occupancies` has paging first; `padding` is the share of positions that static batches of 32 compute for none."""
+    """`occupancies` has paging first; `padding` is the share of positions that static batches of 32 compute in vain."""
 
     mix: str
     num_requests: int

@@ -5,6 +5,7 @@ from vllm_teach.teaching.checks import (
     choosing_a_backend,
     naive_attention,
     online_softmax_and_tiling,
+    paged_kv_cache,
     recomputation_and_training,
     start_here,
 )
@@ -18,6 +19,7 @@ check = CheckBook(
         *recomputation_and_training.CHECKS,
         *attention_patterns.CHECKS,
         *choosing_a_backend.CHECKS,
+        *paged_kv_cache.CHECKS,
     ]
 )
 
