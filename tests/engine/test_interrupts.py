@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from vllm_teach import SamplingParams
+from vllm_teach.engine.request import SampledToken
 
 LONG = SamplingParams(max_tokens=50, ignore_eos=True)
 
@@ -154,6 +155,35 @@ def test_a_second_ctrl_c_is_not_put_off(engine, monkeypatch):
             engine.step()
     assert len(engine.step()[0].outputs[0].token_ids) == 1
     engine.abort("a")
+
+
+@pytest.mark.parametrize("place", ["finish", "free", "decode"])
+@pytest.mark.parametrize("call", [1, 2])
+def test_a_second_ctrl_c_within_an_abort_leaves_nothing(llm, monkeypatch, place, call):
+    """Nobody would come back to what it left. `llm` is checked to be empty at its end."""
+    engine = llm.engine
+    engine.add_request("xé", SamplingParams(max_tokens=50, n=2, ignore_eos=True), "a")
+    request = engine.get_request("a")
+    engine.step()
+    for sequence in request.sequences:  # as an interrupted step leaves them
+        sequence.new_token = SampledToken(sequence.output_token_ids[-1])
+    owner = {"finish": engine.scheduler, "free": engine.kv, "decode": llm.tokenizer}[place]
+    real, calls = getattr(owner, place), []
+
+    def twice(*args, **options):
+        calls.append(1)
+        if len(calls) == call:
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGINT)
+        return real(*args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, place, twice)
+        with pytest.raises(KeyboardInterrupt):
+            engine.abort("a")
+    assert len(calls) > call  # it was done again
+    assert [sequence.finish_reason for sequence in request.sequences] == ["abort"] * 2
+    assert not any(sequence.new_token for sequence in request.sequences)
 
 
 def test_handlers_of_the_programs_own_are_called_and_kept(engine):

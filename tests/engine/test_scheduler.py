@@ -109,16 +109,16 @@ def test_who_found_no_room_gets_in_when_its_prefix_has_been_computed(make_schedu
     assert run_step(scheduler) == [(first, 16, 1), (second, 12, 4)]
 
 
-def test_alone_a_sequence_runs_even_where_sharing_a_prefix_would_take_too_much(
+def test_alone_a_sequence_shares_a_prefix_even_where_there_is_no_room_for_a_copy(
     make_scheduler, make_sequence, run_step
 ) -> None:
-    """The cached prefix ends inside a block, and there is no third block to copy it to."""
+    """The cached prefix ends inside a block, and there is no third block to copy it to: the cache gives it up."""
     scheduler = make_scheduler(blocks=2, prefix_cache="radix")
     scheduler.add(make_sequence(prompt=range(5), max_tokens=1))
     run_step(scheduler)
     sequence = make_sequence(prompt=(*range(5), 8, 8), max_tokens=1)
     scheduler.add(sequence)
-    assert run_step(scheduler) == [(sequence, 0, 7)]
+    assert run_step(scheduler) == [(sequence, 5, 2)]
 
 
 def test_admission_leaves_the_watermark_free(make_scheduler, make_sequence, run_step) -> None:

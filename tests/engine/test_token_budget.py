@@ -37,9 +37,31 @@ def test_it_grows_again_when_steps_become_faster() -> None:
 def test_it_stays_within_one_and_most() -> None:
     budget = TokenBudget(most=100, target=0.01)
     run(budget, 50, overhead=1.0, decodes=1)
-    assert budget.limit(1) == 1
+    assert budget.tokens == 1
     run(budget, 500, overhead=0.0, per_token=1e-9)
     assert budget.limit(3) == 100
+
+
+def test_a_target_out_of_reach_leaves_prompts_a_64th() -> None:
+    budget = TokenBudget(most=640, target=0.01)
+    run(budget, 50, overhead=1.0, decodes=8)
+    assert budget.limit(8) == 8 + 10
+    assert budget.limit(639) == 640
+
+
+def test_a_target_out_of_reach_does_not_keep_new_requests_out(make_scheduler, make_sequence, run_step) -> None:
+    scheduler = make_scheduler(target_inter_token_latency=0.01, blocks=60)
+    first, second = make_sequence(max_tokens=60), make_sequence(prompt=range(10), max_tokens=1)
+    scheduler.add(first)
+    for _ in range(20):
+        run_step(scheduler)
+        scheduler.observe(1.0)
+    scheduler.add(second)
+    for _ in range(10):
+        run_step(scheduler)
+        scheduler.observe(1.0)
+    assert second.finished
+    assert not first.finished
 
 
 def test_a_step_that_decodes_nothing_delays_nobody() -> None:

@@ -33,3 +33,11 @@ def test_a_contiguous_placement_is_always_viewed_and_a_scattered_one_never_moves
     assert contiguous.moved > 0
     assert scattered.moved == 0
     assert 0 < measure_contiguity(lengths, 1024, "prefer_contiguous").viewed_share < 1
+
+
+def test_a_lower_threshold_moves_more_and_views_more(lengths: Lengths) -> None:
+    always, seldom, never = (
+        measure_contiguity(lengths, 1024, "prefer_contiguous", compact_above=above) for above in (0, 0.8, 1)
+    )
+    assert always.moved > seldom.moved > never.moved == 0
+    assert always.viewed_share > seldom.viewed_share > never.viewed_share

@@ -118,6 +118,16 @@ def test_eviction_leaves_no_stale_key(cache: HashPrefixCache) -> None:
     assert cache.pool.num_free == cache.pool.num_blocks
 
 
+def test_what_is_forgotten_is_found_no_more_though_it_is_held(cache: HashPrefixCache) -> None:
+    tokens = list(range(12))
+    _, table = compute(cache, tokens)
+    assert cache.forget(table[1]) == []
+    assert (len(cache), cache.pool.pins(table[1]), cache.pool.holders(table[1])) == (2, 0, 1)
+    assert cache.match(tokens) == PrefixMatch((table[0],), 4)
+    cache.pool.release(table[0])
+    assert cache.forget(table[0]) == [table[0]]
+
+
 def test_what_is_held_is_never_evicted(cache: HashPrefixCache) -> None:
     tokens = list(range(8))
     _, table = compute(cache, tokens)

@@ -27,9 +27,6 @@ def end(kv: KVCacheManager, seq_id: int, token_ids: Sequence[int]) -> None:
     kv.free(seq_id, reader(token_ids), len(token_ids))
 
 
-# ---- slots
-
-
 def test_slots_come_block_by_block() -> None:
     kv = KVCacheManager(4, 4)
     kv.begin(0, range(5))
@@ -62,9 +59,6 @@ def test_a_table_stays_the_same_object() -> None:
     kv.swap_in(0)
     assert kv.table(0).blocks is blocks
     assert blocks[0] == NO_BLOCK
-
-
-# ---- copy on write
 
 
 @pytest.mark.parametrize("prefix_cache", [None, "hash", "radix"])
@@ -122,11 +116,11 @@ def test_a_copy_counts_as_a_block() -> None:
     """Nothing changes when the copy's block is not there; a source that is only cached is idle afterwards."""
     kv = KVCacheManager(3, 4, prefix_cache="radix")
     run(kv, 0, [1, 2, 3, 4, 5, 6])
-    end(kv, 0, [1, 2, 3, 4, 5, 6])
-    kv.begin(1, [1, 2, 3, 4, 5, 6, 7, 8, 9])
+    kv.fork(0, 1)
     assert kv.blocks_to_extend(1, 9) == 2  # block 1 is copied, and one more
     assert not kv.extend(1, 9)
     assert (kv.table(1).blocks, kv.take_transfers()) == ([0, 1], ())
+    end(kv, 0, [1, 2, 3, 4, 5, 6])
     assert kv.extend(1, 8)
     assert kv.table(1).blocks == [0, 2]
     assert (kv.pool.num_idle, kv.pool.num_free) == (1, 0)
@@ -135,7 +129,20 @@ def test_a_copy_counts_as_a_block() -> None:
     assert kv.table(1).blocks == [0, 2, 1]
 
 
-# ---- shared prefixes
+@pytest.mark.parametrize("placement", ["scattered", "contiguous", "prefer_contiguous"])
+def test_in_a_full_pool_the_prefix_cache_gives_up_a_block_that_its_holder_writes_to(placement: str) -> None:
+    """A sibling that ends leaves its half block in the radix cache: the one that goes on need not stop for a copy."""
+    kv = KVCacheManager(2, 4, prefix_cache="radix", placement=placement)
+    run(kv, 0, [1, 2, 3, 4, 5, 6])
+    kv.fork(0, 1)
+    end(kv, 1, [1, 2, 3, 4, 5, 6])
+    assert kv.blocks_to_extend(0, 7) == 0
+    assert kv.extend(0, 7)
+    assert kv.take_transfers() == ()
+    assert kv.pool.pins(kv.table(0).blocks[1]) == 0
+    kv.commit(0, 7, reader([1, 2, 3, 4, 5, 6, 7]))
+    end(kv, 0, [1, 2, 3, 4, 5, 6, 7])
+    assert kv.begin(2, [1, 2, 3, 4, 5, 6, 7, 8]) == 7  # what it wrote is cached in its turn
 
 
 def test_the_last_token_is_never_a_hit() -> None:
@@ -251,9 +258,6 @@ def test_reset_forgets_what_was_computed() -> None:
     assert kv.begin(2, range(8)) == 0
 
 
-# ---- giving back
-
-
 def test_free_ends_a_sequence_in_any_state() -> None:
     kv = KVCacheManager(8, 4, prefix_cache=None, num_host_blocks=4)
     kv.free(9)
@@ -282,9 +286,6 @@ def test_dropped_blocks_leave_holes() -> None:
     kv.free(0)
     kv.free(1)
     assert kv.pool.num_free == 8
-
-
-# ---- swapping
 
 
 def test_out_and_in_again() -> None:
@@ -333,9 +334,6 @@ def test_a_sequence_that_was_swapped_goes_on_being_indexed(prefix_cache: str) ->
     assert kv.begin(1, range(13)) == 12
 
 
-# ---- compaction
-
-
 def test_compaction_moves_all_tables_at_once() -> None:
     kv = KVCacheManager(8, 4)
     run(kv, 0, range(8))
@@ -382,9 +380,6 @@ def test_a_copys_source_may_move_while_its_block_is_found() -> None:
     assert transfers[1].pairs == ((kv.table(first).blocks[0], kv.table(4).blocks[0]),)
     assert [contents[kv.table(seq_id).blocks[0]] for seq_id in (first, last, 4)] == [first, last, first]
     assert kv.table(4).contiguous
-
-
-# ---- events and misuse
 
 
 def test_events_say_what_happened() -> None:

@@ -95,8 +95,6 @@ class Lives(RuleBasedStateMachine):
         self.num_begun += 1
         return Text(self.num_begun, salt, tokens)
 
-    # ---- a sequence begins, branches off, ends
-
     @rule(
         tokens=TEXTS,
         salt=st.sampled_from(["", "", "", "user"]),
@@ -138,8 +136,6 @@ class Lives(RuleBasedStateMachine):
                 self.kv.free(text.seq_id)
             assert not self.kv.has(text.seq_id)
             self.kv.free(text.seq_id)  # a second time, it is left alone
-
-    # ---- steps
 
     @rule(picks=st.lists(st.tuples(PICKS, st.integers(1, 9)), min_size=1, max_size=4), fails=st.booleans())
     def step(self, picks: list[tuple[int, int]], fails: bool) -> None:
@@ -209,8 +205,6 @@ class Lives(RuleBasedStateMachine):
         counts = [(self.pool.holders(b), self.pool.pins(b)) for b in range(self.pool.num_blocks)]
         return repr((tables, counts, list(self.pool.free), self.pool.longest_idle))
 
-    # ---- what else happens
-
     @rule(pick=PICKS, chosen=st.sets(st.integers(0, 6), min_size=1))
     def drop(self, pick: int, chosen: set[int]) -> None:
         text = self.pick(pick)
@@ -257,8 +251,6 @@ class Lives(RuleBasedStateMachine):
         self.kv.reset_prefix_cache()
         assert self.pool.num_idle == 0
         assert not any(self.pool.pins(block) for block in range(self.pool.num_blocks))
-
-    # ---- the books
 
     def num_kept(self, text: Text) -> int:
         return -(-text.computed // self.size) - len(text.dropped)

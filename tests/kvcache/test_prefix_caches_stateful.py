@@ -65,19 +65,18 @@ class PrefixCaches(RuleBasedStateMachine):
         size=st.integers(1, 4),
         adopts=st.booleans(),
         drops=st.booleans(),
+        copies=st.booleans(),
     )
-    def set_up(self, name: str, eviction: str, size: int, adopts: bool, drops: bool) -> None:
+    def set_up(self, name: str, eviction: str, size: int, adopts: bool, drops: bool, copies: bool) -> None:
         self.pool = BlockPool(NUM_BLOCKS)
         cache = make_prefix_cache(name, self.pool, size, eviction)
         assert isinstance(cache, HashPrefixCache | RadixPrefixCache)
-        self.cache, self.size, self.adopts, self.drops = cache, size, adopts, drops
+        self.cache, self.size, self.adopts, self.drops, self.copies = cache, size, adopts, drops, copies
         self.slots: list[list[Prefix | None]] = [[None] * size for _ in range(NUM_BLOCKS)]
         self.running: list[Running] = []
         self.history: list[Prefix] = []  # all that was ever indexed, since the last reset
         self.complete = True  # nothing of it was given up
         self.index: dict[Prefix, int] = {}  # what a cache of whole blocks holds: the prefix itself is the key
-
-    # ---- what a manager does
 
     @rule(tokens=TOKENS, salt=SALTS)
     def begin(self, tokens: list[int], salt: str) -> None:
@@ -182,6 +181,16 @@ class PrefixCaches(RuleBasedStateMachine):
         self.model_forget(set(freed))
         self.wipe_free()
 
+    def forget(self, block: int) -> None:
+        idle, free = self.idle(), self.free()
+        freed = self.cache.forget(block)
+        assert (self.pool.holders(block), self.pool.pins(block)) == (1, 0)
+        assert len(freed) == len(set(freed))
+        assert set(freed) <= idle
+        assert self.free() == free | set(freed)
+        self.model_forget({block, *freed})
+        self.wipe_free()
+
     @rule(order=st.permutations(range(NUM_BLOCKS)))
     def compact(self, order: list[int]) -> None:
         used = set(range(NUM_BLOCKS)) - self.free()
@@ -201,8 +210,6 @@ class PrefixCaches(RuleBasedStateMachine):
     def look_up(self, tokens: list[int], salt: str, limit: int | None) -> None:
         match = self.cache.match(tokens, salt, limit)
         self.check_match(match, (salt, tuple(tokens)), len(tokens) if limit is None else limit)
-
-    # ---- the invariants
 
     @invariant()
     def counts_agree(self) -> None:
@@ -242,8 +249,6 @@ class PrefixCaches(RuleBasedStateMachine):
             self.cache.evict(NUM_BLOCKS)
             assert self.pool.num_free == NUM_BLOCKS
             assert len(self.cache) == 0
-
-    # ---- the models
 
     @property
     def by_token(self) -> bool:
@@ -296,13 +301,16 @@ class PrefixCaches(RuleBasedStateMachine):
             # The tree forgets a last block that is not full, too, which the index does not know.
             self.model_forget(lost if not self.by_token else free)
 
-    # ---- the pool
-
     def make_writable(self, sequence: Running, position: int) -> bool:
-        """Give `sequence` a block of its own for `position`, copied if need be; False if there is none."""
+        """Give `sequence` a block of its own for `position`, copied if need be; False if there is none.
+
+        Without `copies` the cache has to give up a block that nobody else holds.
+        """
         i = position // self.size
-        own = i < len(sequence.table) and not self.pool.pins(sequence.table[i])
-        if own and self.pool.holders(sequence.table[i]) == 1:
+        alone = i < len(sequence.table) and self.pool.holders(sequence.table[i]) == 1
+        if alone and self.pool.pins(sequence.table[i]) and not self.copies:
+            self.forget(sequence.table[i])
+        if alone and not self.pool.pins(sequence.table[i]):
             return True
         if not self.pool.num_free:
             if not self.pool.num_idle:

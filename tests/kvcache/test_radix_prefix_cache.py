@@ -124,8 +124,11 @@ def test_salts_keep_their_texts_apart_and_leave_nothing_behind(cache: RadixPrefi
     assert cache.match([1, 2, 3]) == cache.match([1, 2, 3], "berta") == PrefixMatch()
     run(cache, [1, 2, 3], "berta")
     assert cache.match([1, 2, 3], "anna").blocks != cache.match([1, 2, 3], "berta").blocks
+    root = cache.root("berta")
+    assert root is not None
+    assert [node.tokens for node in root.below()] == [[1, 2, 3]]
     assert len(cache.evict(16)) == 2
-    assert not cache._roots
+    assert cache.root("anna") is cache.root("berta") is cache.root() is None
 
 
 def test_eviction_spares_what_running_sequences_build_on(cache: RadixPrefixCache) -> None:

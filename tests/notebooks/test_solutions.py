@@ -15,6 +15,7 @@ LESSONS = (
     "04_attention_patterns",
     "05_choosing_a_backend",
     "06_paged_kv_cache",
+    "07_sharing_copy_on_write_prefix",
 )
 CHECKS = [(one.lesson, one.name) for one in list_checks()]
 

@@ -50,6 +50,7 @@ def make_scheduler_config(config: EngineConfig, model: LanguageModel, max_model_
     # A block has its K and V of all layers, and can go when none of them sees it.
     seen = reduce(or_, masks_of_layers(shape, config.attention_pattern))
     forgets = bool(unseen_blocks(seen, max_model_len, 1))
+    usual = PreemptionCosts(kv_bytes_per_token=shape.kv_bytes_per_token(model.dtype.itemsize))
     return SchedulerConfig(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
@@ -61,5 +62,5 @@ def make_scheduler_config(config: EngineConfig, model: LanguageModel, max_model_
         preemption=config.preemption_mode,
         target_inter_token_latency=config.target_inter_token_latency,
         unseen=partial(unseen_blocks, seen, block_size=config.block_size) if forgets else None,
-        costs=PreemptionCosts(kv_bytes_per_token=shape.kv_bytes_per_token(model.dtype.itemsize)),
+        costs=config.preemption_costs or usual,
     )

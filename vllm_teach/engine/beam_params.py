@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from numbers import Integral, Real
-from typing import Any, Literal
+from typing import Literal
 
-from vllm_teach.engine.failure import shown
+from vllm_teach.engine.field_checks import check_flag, check_number, check_whole, is_within, refuse, take_plain_numbers
 from vllm_teach.engine.outputs import Logprob
 from vllm_teach.engine.sampling_params import GREEDY_BELOW
-from vllm_teach.errors import InvalidArgumentError
 
 
 @dataclass(frozen=True)
@@ -37,19 +35,16 @@ class BeamSearchParams:
     early_stopping: bool | Literal["never"] = False
 
     def __post_init__(self) -> None:
-        for name in ("beam_width", "max_tokens"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-                _refuse(name, value, "use a whole number from 1")
-        for name in ("ignore_eos", "include_stop_str_in_output"):
-            if not isinstance(getattr(self, name), bool):
-                _refuse(name, getattr(self, name), "use True or False")
-        if not _is_number(self.temperature) or not 0 <= self.temperature < GREEDY_BELOW:
-            _refuse("temperature", self.temperature, "beam search draws nothing, so use 0")
-        if not _is_number(self.length_penalty):
-            _refuse("length_penalty", self.length_penalty, "use a number (0: none)")
-        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
-            _refuse("early_stopping", self.early_stopping, "use True, False or 'never'")
+        take_plain_numbers(self)
+        check_whole("beam_width", self.beam_width, 1)
+        check_whole("max_tokens", self.max_tokens, 1)
+        check_flag("ignore_eos", self.ignore_eos)
+        check_flag("include_stop_str_in_output", self.include_stop_str_in_output)
+        if not is_within(self.temperature, 0) or self.temperature >= GREEDY_BELOW:
+            refuse("temperature", self.temperature, "beam search draws nothing, so use 0")
+        check_number("length_penalty", self.length_penalty, -math.inf, hint="use a number (0: none)")
+        if not isinstance(self.early_stopping, bool | str) or self.early_stopping not in (True, False, "never"):
+            refuse("early_stopping", self.early_stopping, "use True, False or 'never'")
 
 
 @dataclass(frozen=True)
@@ -76,11 +71,3 @@ class BeamSearchOutput:
     """The texts found for one prompt, the best score first: `beam_width` of them, or all there are."""
 
     sequences: list[BeamSearchSequence]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _refuse(name: str, value: Any, hint: str) -> None:
-    raise InvalidArgumentError(f"{name}={shown(value)} is not valid: {hint}.")

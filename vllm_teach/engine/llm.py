@@ -16,9 +16,11 @@ from vllm_teach.engine.beam_search import search_beams
 from vllm_teach.engine.config import EngineConfig
 from vllm_teach.engine.device import choose_device, choose_dtype
 from vllm_teach.engine.failure import shown
+from vllm_teach.engine.field_checks import check_choice
 from vllm_teach.engine.limits import check_limits
 from vllm_teach.engine.llm_engine import LLMEngine
 from vllm_teach.engine.outputs import RequestOutput
+from vllm_teach.engine.preemption import PreemptionCosts
 from vllm_teach.engine.prompts import Conversation, Prompt, list_conversations, list_prompts, render_chat
 from vllm_teach.engine.request import Request
 from vllm_teach.engine.sampling_params import SamplingParams
@@ -35,10 +37,10 @@ class LLM:
 
     `model` is the alias "smollm2" or "tiny", a Hugging Face directory, a .gguf file or a hub id. `dtype` and `device`
     "auto" choose as `engine.device` says. `enforce_eager` must be True: the engine captures no graphs. All others are
-    the fields of `EngineConfig`, which says what they do; names and defaults are vLLM's where it has them. All are
-    checked before the weights are loaded; InvalidArgumentError names the bad one. With `hf=True` transformers loads and
-    computes the model, and only its attention is ours: for architectures that `models.decoder` does not know. What such
-    a model is can only be seen once it is loaded, so its limits are checked then.
+    the fields of `EngineConfig`, which says what they do; names are vLLM's where it has them. All are checked before
+    the weights are loaded; InvalidArgumentError names the bad one. With `hf=True` transformers loads and computes the
+    model, and only its attention is ours: for architectures that `models.decoder` does not know. What such a model is
+    can only be seen once it is loaded, so its limits are checked then.
 
     Attributes: `engine`, `model`, `tokenizer`.
     """
@@ -72,6 +74,7 @@ class LLM:
         long_prefill_token_threshold: int = 0,
         watermark: float = 0.01,
         preemption_mode: str = "recompute",
+        preemption_costs: PreemptionCosts | None = None,
         target_inter_token_latency: float | None = None,
         max_events: int | None = 200_000,
         hf: bool = False,
@@ -101,6 +104,7 @@ class LLM:
             long_prefill_token_threshold=long_prefill_token_threshold,
             watermark=watermark,
             preemption_mode=preemption_mode,
+            preemption_costs=preemption_costs,
             target_inter_token_latency=target_inter_token_latency,
             max_events=max_events,
         )
@@ -233,8 +237,7 @@ class LLM:
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Queue each item's prompt and step until all ended; whatever interrupts that, none stays in the engine."""
-        if on_error not in ("raise", "return"):
-            raise InvalidArgumentError(f"on_error={shown(on_error)} is not valid: use 'raise' or 'return'.")
+        check_choice("on_error", on_error, ("raise", "return"))
         params = _one_each(sampling_params, len(items))
         priorities = [0] * len(items) if priority is None else priority
         if not isinstance(priorities, list | tuple) or len(priorities) != len(items):

@@ -40,8 +40,9 @@ class LLMEngine:
 
     A request that fails ends with a typed error in its output, and its neighbours go on; when the forward pass itself
     fails, all requests of that step end so. In either case nothing stays in the cache. A Ctrl-C during `step`,
-    `add_request` or `abort` is raised when it is done; a second one at once, and then the next step makes up for it. A
-    thread that comes while another one is inside gets an EngineError.
+    `add_request` or `abort` is raised when it is done; a second one at once. In the forward pass, where the time goes,
+    the next step makes up for it; in the midst of the bookkeeping it may leave blocks held. A thread that comes while
+    another one is inside gets an EngineError.
     """
 
     def __init__(self, model: LanguageModel, tokenizer: EngineTokenizer, config: EngineConfig) -> None:
@@ -204,15 +205,19 @@ class LLMEngine:
     def _abort(self, request: str | Request) -> None:
         found = self._requests.get(request) if isinstance(request, str) else request
         if found is not None and self._requests.get(found.request_id) is found:
-            for sequence in found.sequences:
-                if not sequence.finished:
-                    self._end(sequence, "abort")
-            self._forget(found)
             try:
-                self.writer.write(found)
-            except KeyboardInterrupt:
-                self.writer.write(found)  # nobody would come back to it
+                self._end_all(found)
+            except KeyboardInterrupt:  # a second Ctrl-C
+                self._end_all(found)  # nobody would come back to it
                 raise
+
+    def _end_all(self, request: Request) -> None:
+        """End what runs of `request` and write its last text. Can be done again after an interrupt."""
+        for sequence in request.sequences:
+            if not sequence.finished:
+                self._end(sequence, "abort")
+        self._forget(request)
+        self.writer.write(request)
 
     def _execute(self, plan: Plan) -> StepResult:
         """Run the plan; an exception in the forward pass becomes the error of all its sequences."""
@@ -231,6 +236,8 @@ class LLMEngine:
         A request that ended stays until `step` returns its output, so that an interrupt loses none.
         """
         for request in self._requests.values():
+            if request.metrics.first_scheduled_time is None:  # nothing of it is computed; thousands may wait
+                continue
             if any(sequence.new_token is not None for sequence in request.sequences):
                 request.metrics.token_times.append(time.perf_counter())
             self.writer.write(request)

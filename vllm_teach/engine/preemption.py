@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from numbers import Real
 
-from vllm_teach.engine.failure import shown
-from vllm_teach.errors import InvalidArgumentError
+from vllm_teach.engine.field_checks import check_number, take_plain_numbers
 
 
 @dataclass(frozen=True)
 class PreemptionCosts:
-    """The cost model of preemption="auto", in seconds. Modelled, not measured: set the constants to measured ones.
+    """The cost model of preemption="auto", in seconds; `measure_preemption_costs` measures its constants on a machine.
 
     Recomputing n tokens takes n · `prefill_seconds_per_token` + n² / 2 · `attention_seconds_per_pair` (each token
     attends to those before it). Swapping moves them twice, out and in: 2 · n · `kv_bytes_per_token` /
@@ -20,7 +18,7 @@ class PreemptionCosts:
     comes back, which makes recomputing cheaper; the last block is swapped whole; and a recomputation shares its step
     with others, a swap holds the step up. Kwon et al. 2023, section 7.3, measure the same comparison.
 
-    The defaults are of the order of a model of 135 million parameters in float32 on two CPU cores.
+    The defaults are not measured: they are of the order of 135 million parameters in float32 on two CPU cores.
     """
 
     prefill_seconds_per_token: float = 1e-3
@@ -29,13 +27,11 @@ class PreemptionCosts:
     swap_bytes_per_second: float = 4e9
 
     def __post_init__(self) -> None:
+        take_plain_numbers(self)
         for each in fields(self):
-            value = getattr(self, each.name)
-            low_open = each.name != "attention_seconds_per_pair"
-            real = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-            if not real or value < 0 or (low_open and value == 0):
-                least = "above 0" if low_open else "from 0"
-                raise InvalidArgumentError(f"{each.name}={shown(value)} is not valid: use a finite number {least}.")
+            free = each.name == "attention_seconds_per_pair"
+            hint = f"use a finite number {'from' if free else 'above'} 0"
+            check_number(each.name, getattr(self, each.name), 0, open_low=not free, hint=hint)
 
     def recompute_seconds(self, num_tokens: int) -> float:
         """Return the modelled seconds to compute `num_tokens` tokens of one sequence again."""

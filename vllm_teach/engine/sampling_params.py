@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from numbers import Integral, Real
-from typing import Any
 
-from vllm_teach.engine.failure import shown
-from vllm_teach.errors import InvalidArgumentError
+from vllm_teach.engine.field_checks import (
+    check_flag,
+    check_number,
+    check_whole,
+    is_whole,
+    is_within,
+    refuse,
+    take_plain_numbers,
+)
 
 GREEDY_BELOW = 1e-5
 MOST_COMPLETIONS = 16_384  # vLLM's default limit
@@ -60,58 +64,60 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
 
     def __post_init__(self) -> None:
-        _integer("n", self.n, 1, MOST_COMPLETIONS, hint=f"use a whole number from 1 to {MOST_COMPLETIONS}")
-        _number("presence_penalty", self.presence_penalty, -2.0, 2.0, hint="use a number from -2 to 2")
-        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0, hint="use a number from -2 to 2")
-        _number("repetition_penalty", self.repetition_penalty, 0.0, open_low=True, hint="use a number above 0 (1: off)")
-        _number("temperature", self.temperature, 0.0, hint="use 0 for greedy decoding or a positive number")
-        _number("top_p", self.top_p, 0.0, 1.0, open_low=True, hint="use a number above 0 and at most 1 (1: off)")
-        _integer("top_k", self.top_k, -1, hint="use a whole number from 1, or 0 or -1 to keep all tokens")
-        _number("min_p", self.min_p, 0.0, 1.0, hint="use a number from 0 (off) to 1")
+        take_plain_numbers(self)
+        check_whole("n", self.n, 1, MOST_COMPLETIONS, hint=f"use a whole number from 1 to {MOST_COMPLETIONS}")
+        check_number("presence_penalty", self.presence_penalty, -2.0, 2.0, hint="use a number from -2 to 2")
+        check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0, hint="use a number from -2 to 2")
+        hint = "use a number above 0 (1: off)"
+        check_number("repetition_penalty", self.repetition_penalty, 0.0, open_low=True, hint=hint)
+        check_number("temperature", self.temperature, 0.0, hint="use 0 for greedy decoding or a positive number")
+        check_number("top_p", self.top_p, 0.0, 1.0, open_low=True, hint="use a number above 0 and at most 1 (1: off)")
+        check_whole("top_k", self.top_k, -1, hint="use a whole number from 1, or 0 or -1 to keep all tokens")
+        check_number("min_p", self.min_p, 0.0, 1.0, hint="use a number from 0 (off) to 1")
         if self.seed is not None:
-            _integer("seed", self.seed, -(2**63), 2**64 - 1, hint="use a whole number of at most 64 bits or None")
+            check_whole("seed", self.seed, -(2**63), 2**64 - 1, hint="use a whole number of at most 64 bits or None")
             self.seed = None if self.seed == -1 else self.seed
         if self.max_tokens is not None:
-            _integer("max_tokens", self.max_tokens, 1, hint="use a whole number from 1, or None for the whole context")
-        _integer("min_tokens", self.min_tokens, 0, hint="use a whole number from 0")
+            hint = "use a whole number from 1, or None for the whole context"
+            check_whole("max_tokens", self.max_tokens, 1, hint=hint)
+        check_whole("min_tokens", self.min_tokens, 0, hint="use a whole number from 0")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            _refuse("min_tokens", self.min_tokens, f"use at most max_tokens, which is {self.max_tokens}")
+            refuse("min_tokens", self.min_tokens, f"use at most max_tokens, which is {self.max_tokens}")
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 hint = "use a whole number from 0, -1 for all tokens, or None"
-                _integer(name, getattr(self, name), -1, hint=hint)
+                check_whole(name, getattr(self, name), -1, hint=hint)
         self._check_bias()
         for name in ("ignore_eos", "detokenize", "skip_special_tokens", "include_stop_str_in_output"):
-            if not isinstance(getattr(self, name), bool):
-                _refuse(name, getattr(self, name), "use True or False")
+            check_flag(name, getattr(self, name))
         self._check_stops()
         if self.n > 1 and self.greedy:
-            _refuse("n", self.n, "greedy decoding has one result, so use n=1 or a temperature above 0")
+            refuse("n", self.n, "greedy decoding has one result, so use n=1 or a temperature above 0")
 
     def _check_stops(self) -> None:
         """Normalise `stop` and `stop_token_ids` to lists of their own."""
         stops = [self.stop] if isinstance(self.stop, str) else [] if self.stop is None else self.stop
         if not isinstance(stops, list | tuple) or not all(isinstance(text, str) and text for text in stops):
-            _refuse("stop", self.stop, "use a string or a list of strings, none of them empty")
+            refuse("stop", self.stop, "use a string or a list of strings, none of them empty")
         self.stop = list(stops)
         if self.stop and not self.detokenize:
-            _refuse("detokenize", False, "stop strings are looked for in the text, so leave it True or give no stop")
+            refuse("detokenize", False, "stop strings are looked for in the text, so leave it True or give no stop")
         ids = [] if self.stop_token_ids is None else self.stop_token_ids
-        if not isinstance(ids, list | tuple) or not all(_is_integer(token_id) and token_id >= 0 for token_id in ids):
-            _refuse("stop_token_ids", ids, "use a list of token ids, which are whole numbers from 0")
-        self.stop_token_ids = list(ids)
+        if not isinstance(ids, list | tuple) or not all(is_whole(token_id) and token_id >= 0 for token_id in ids):
+            refuse("stop_token_ids", ids, "use a list of token ids, which are whole numbers from 0")
+        self.stop_token_ids = [int(token_id) for token_id in ids]
 
     def _check_bias(self) -> None:
         """Turn `logit_bias` into a dict of its own, from int to float; an empty one into None."""
         if self.logit_bias is None:
             return
         if not isinstance(self.logit_bias, Mapping):
-            _refuse("logit_bias", self.logit_bias, "use a dict from token id to a number")
+            refuse("logit_bias", self.logit_bias, "use a dict from token id to a number")
         bias: dict[int, float] = {}
         for token_id, value in self.logit_bias.items():
-            if not _is_integer(token_id) or token_id < 0 or not _is_within(value, -MOST_BIAS, MOST_BIAS):
+            if not is_whole(token_id) or token_id < 0 or not is_within(value, -MOST_BIAS, MOST_BIAS):
                 hint = f"use a dict from token ids, which are whole numbers from 0, to numbers from -{MOST_BIAS} to "
-                _refuse("logit_bias", self.logit_bias, hint + str(MOST_BIAS))
+                refuse("logit_bias", self.logit_bias, hint + str(MOST_BIAS))
             bias[int(token_id)] = float(value)
         self.logit_bias = bias or None
 
@@ -132,33 +138,3 @@ class SamplingParams:
     def copy(self) -> SamplingParams:
         """Return a checked copy, so that a later change to this object changes no running request."""
         return replace(self)
-
-
-def _refuse(name: str, value: Any, hint: str) -> None:
-    raise InvalidArgumentError(f"{name}={shown(value)} is not valid: {hint}.")
-
-
-def _integer(name: str, value: Any, low: int, high: float = math.inf, *, hint: str) -> None:
-    if not _is_integer(value) or not low <= value <= high:
-        _refuse(name, value, hint)
-
-
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)
-
-
-def _is_finite(value: Real) -> bool:
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # a whole number beyond float64
-        return False
-
-
-def _is_within(value: Any, low: float, high: float) -> bool:
-    real = isinstance(value, Real) and not isinstance(value, bool)
-    return real and _is_finite(value) and low <= value <= high
-
-
-def _number(name: str, value: Any, low: float, high: float = math.inf, *, open_low: bool = False, hint: str) -> None:
-    if not _is_within(value, low, high) or (open_low and value == low):
-        _refuse(name, value, hint)

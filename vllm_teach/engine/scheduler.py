@@ -187,23 +187,20 @@ class Scheduler:
         room, prefixes = self._room(), self._settler.num_prefills
         if self._lacked_room(sequence, room, prefixes):
             return False
-        shares = [sequence.share_prefix]
-        if sequence.share_prefix and not self.running:
-            shares.append(False)  # alone, it fits into an empty cache at the latest
-        for share in shares:
-            cached = self._begin(sequence, share)
-            count = self._num_new(step, sequence)
-            fits = self.kv.blocks_to_extend(sequence.seq_id, sequence.num_tokens) <= self._room()
-            if count and fits and self._plan(step, sequence, count):
-                self.waiting.discard(sequence)
-                self._run(sequence)
-                resumed = sequence.num_preemptions > 0 or bool(sequence.output_token_ids)
-                if not resumed:
-                    sequence.num_cached_tokens = cached
-                self.events.record(Admitted(sequence.seq_id, cached, resumed))
-                return True
-            self.kv.free(sequence.seq_id)
-            sequence.num_computed = 0
+        cached = self._begin(sequence)
+        count = self._num_new(step, sequence)
+        # Alone it always fits: all that it does not hold itself is free or idle.
+        fits = self.kv.blocks_to_extend(sequence.seq_id, sequence.num_tokens) <= self._room()
+        if count and fits and self._plan(step, sequence, count):
+            self.waiting.discard(sequence)
+            self._run(sequence)
+            resumed = sequence.num_preemptions > 0 or bool(sequence.output_token_ids)
+            if not resumed:
+                sequence.num_cached_tokens = cached
+            self.events.record(Admitted(sequence.seq_id, cached, resumed))
+            return True
+        self.kv.free(sequence.seq_id)
+        sequence.num_computed = 0
         self._no_room = (sequence, room, prefixes)
         return False
 
@@ -215,12 +212,14 @@ class Scheduler:
         before = self._no_room
         return before is not None and before[0] is sequence and room <= before[1] and prefixes == before[2]
 
-    def _begin(self, sequence: Sequence, share: bool) -> int:
+    def _begin(self, sequence: Sequence) -> int:
+        """Give `sequence` a table with what the cache has of its prefix; return how many tokens that is."""
         tokens, count = sequence.tokens(0, sequence.num_tokens), not sequence.in_hit_statistics
         sequence.in_hit_statistics = True
-        cached = self.kv.begin(sequence.seq_id, tokens, salt=sequence.salt, share=share, count=count)
-        sequence.num_computed = cached
-        return cached
+        sequence.num_computed = self.kv.begin(
+            sequence.seq_id, tokens, salt=sequence.salt, share=sequence.share_prefix, count=count
+        )
+        return sequence.num_computed
 
     def _num_new(self, step: OpenStep, sequence: Sequence) -> int:
         """Return how many tokens of `sequence` the step computes; 0 if it has none left for it."""

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import collections.abc
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from numbers import Integral, Real
-from typing import Any
+from typing import TYPE_CHECKING
 
-from vllm_teach.engine.failure import shown
+from vllm_teach.engine.field_checks import (
+    check_choice,
+    check_flag,
+    check_number,
+    check_whole,
+    refuse,
+    take_plain_numbers,
+)
 from vllm_teach.engine.preemption import PreemptionCosts
-from vllm_teach.errors import InvalidArgumentError
 
-_CHOICES = {
-    "policy": ("fcfs", "priority"),
-    "batching": ("continuous", "static", "prefill_first"),
-    "preemption": ("recompute", "swap", "auto"),
-}
+if TYPE_CHECKING:
+    from vllm_teach.engine.config import EngineConfig
+
+POLICIES = ("fcfs", "priority")
+BATCHINGS = ("continuous", "static", "prefill_first")
+PREEMPTIONS = ("recompute", "swap", "auto")
 
 
 @dataclass(frozen=True)
@@ -54,29 +59,31 @@ class SchedulerConfig:
     costs: PreemptionCosts = field(default_factory=PreemptionCosts)
 
     def __post_init__(self) -> None:
-        for name, low in (("max_num_seqs", 1), ("max_num_batched_tokens", 1), ("long_prefill_token_threshold", 0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, Integral) or value < low:
-                _refuse(name, value, f"use a whole number from {low}")
-        if self.max_num_batched_tokens < self.max_num_seqs:
-            hint = "every running sequence takes a token a step, so use at least max_num_seqs, which is"
-            _refuse("max_num_batched_tokens", self.max_num_batched_tokens, f"{hint} {self.max_num_seqs}")
-        for name, choices in _CHOICES.items():
-            if getattr(self, name) not in choices:
-                _refuse(name, getattr(self, name), f"use {' or '.join(map(repr, choices))}")
-        if self.long_prefill_token_threshold and not self.enable_chunked_prefill:
-            hint = "without enable_chunked_prefill prompts are computed whole, so leave it 0"
-            _refuse("long_prefill_token_threshold", self.long_prefill_token_threshold, hint)
-        if not _is_real(self.watermark) or not 0 <= self.watermark < 1:
-            _refuse("watermark", self.watermark, "use a number from 0 and below 1")
-        target = self.target_inter_token_latency
-        if target is not None and not (_is_real(target) and 0 < target < math.inf):
-            _refuse("target_inter_token_latency", target, "use a number of seconds above 0, or None")
+        take_plain_numbers(self)
+        check_step_limits(self)
+        check_choice("policy", self.policy, POLICIES)
+        check_choice("preemption", self.preemption, PREEMPTIONS)
 
 
-def _is_real(value: object) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
+def check_step_limits(config: SchedulerConfig | EngineConfig) -> None:
+    """Raise InvalidArgumentError for a bad one of the fields that the two configurations have in common."""
+    check_batch_limits(config.max_num_seqs, config.max_num_batched_tokens)
+    check_choice("batching", config.batching, BATCHINGS)
+    check_flag("enable_chunked_prefill", config.enable_chunked_prefill)
+    check_whole("long_prefill_token_threshold", config.long_prefill_token_threshold, 0)
+    if config.long_prefill_token_threshold and not config.enable_chunked_prefill:
+        hint = "without enable_chunked_prefill prompts are computed whole, so leave it 0"
+        refuse("long_prefill_token_threshold", config.long_prefill_token_threshold, hint)
+    check_number("watermark", config.watermark, 0, 1, open_high=True, hint="use a number from 0 and below 1")
+    if config.target_inter_token_latency is not None:
+        hint = "use a number of seconds above 0, or None"
+        check_number("target_inter_token_latency", config.target_inter_token_latency, 0, open_low=True, hint=hint)
 
 
-def _refuse(name: str, value: Any, hint: str) -> None:
-    raise InvalidArgumentError(f"{name}={shown(value)} is not valid: {hint}.")
+def check_batch_limits(max_num_seqs: int, max_num_batched_tokens: int) -> None:
+    """Raise InvalidArgumentError unless a step has room for a token of every running sequence."""
+    check_whole("max_num_seqs", max_num_seqs, 1)
+    check_whole("max_num_batched_tokens", max_num_batched_tokens, 1)
+    if max_num_batched_tokens < max_num_seqs:
+        hint = f"every running sequence takes a token a step, so use at least max_num_seqs, which is {max_num_seqs}"
+        refuse("max_num_batched_tokens", max_num_batched_tokens, hint)

@@ -12,6 +12,9 @@ class TokenBudget:
     latency. When they exceed `target` seconds the budget is cut in proportion, at most by half; when a step used the
     whole budget and stayed below, it grows by `most` / 64 tokens. It stays within 1 and `most`. A step that decodes
     nothing delays nobody's next token: it may have `most` tokens and teaches nothing. Without a target it is `most`.
+
+    A target that decodes alone exceed would leave no token for prompts until all who decode have ended. So `most` / 64
+    tokens beside the decodes are always allowed: prompts go on, slowly, and latency is missed by no more than these.
     """
 
     def __init__(self, most: int, target: float | None) -> None:
@@ -21,7 +24,7 @@ class TokenBudget:
 
     def limit(self, num_decoding: int) -> int:
         """Return the tokens that the next step may have, if `num_decoding` sequences decode in it."""
-        return self.tokens if num_decoding else self.most
+        return max(self.tokens, min(self.most, num_decoding + self._growth)) if num_decoding else self.most
 
     def observe(self, num_tokens: int, num_decoding: int, seconds: float) -> None:
         """Learn from a step: it had `num_tokens` tokens, `num_decoding` of them decodes, and took `seconds`."""

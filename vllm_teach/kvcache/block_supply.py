@@ -47,9 +47,7 @@ class BlockSupply:
         if cost > self.pool.num_available:
             return False
         if cost > self.pool.num_free and self.prefix_cache is not None:
-            evicted = self.prefix_cache.evict(cost - self.pool.num_free)
-            self.counts.evictions += len(evicted)
-            self.record(Evicted(tuple(evicted)))
+            self._evicted(self.prefix_cache.evict(cost - self.pool.num_free))
         if copy_last:
             self._aside.append(table.blocks.pop())
         start = len(table.blocks)
@@ -58,6 +56,16 @@ class BlockSupply:
         if copy_last:
             self._copy(seq_id, self._aside.pop(), table.blocks[start])
         return True
+
+    def uncache(self, block: int) -> None:
+        """Have the prefix cache forget `block`, which a table holds and is about to write to."""
+        assert self.prefix_cache is not None  # nobody else pins
+        self._evicted(self.prefix_cache.forget(block))
+
+    def _evicted(self, blocks: list[int]) -> None:
+        self.counts.evictions += len(blocks)
+        if blocks:
+            self.record(Evicted(tuple(blocks)))
 
     def move(self, moves: Mapping[int, int], tables: Sequence[BlockTable]) -> None:
         """Follow a compaction in all `tables` at once, and have the storage move what is in the blocks."""

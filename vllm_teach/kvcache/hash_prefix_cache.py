@@ -140,6 +140,12 @@ class HashPrefixCache(PrefixCache):
             self._remove(cached)
         return freed
 
+    def forget(self, block: int) -> list[int]:
+        """Give up `block`; what is cached behind it stays, and cannot be found without it."""
+        free = [] if self.pool.holders(block) else [block]
+        self._remove(self._by_block[block])
+        return free
+
     def move(self, blocks: Mapping[int, int]) -> None:
         """Rename the moved blocks; the pool moves their pins."""
         moved = [self._by_block.pop(block) for block in blocks if block in self._by_block]

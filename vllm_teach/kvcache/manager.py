@@ -74,8 +74,6 @@ class KVCacheManager:
         """Return the table of `seq_id` itself, which later calls change; a swapped sequence's has no blocks."""
         return self._sequences.find(seq_id).table
 
-    # ---- a sequence's life
-
     def begin(
         self, seq_id: int, token_ids: Sequence[int], *, salt: str = "", share: bool = True, count: bool = True
     ) -> int:
@@ -106,14 +104,18 @@ class KVCacheManager:
     def extend(self, seq_id: int, num_tokens: int) -> bool:
         """See to it that the first `num_tokens` tokens of `seq_id` have slots and the uncomputed ones can be written.
 
-        Takes free blocks, and idle ones when these run out; copies the last block on write; may move blocks of any
-        sequence (by placement). Returns False, with nothing changed, when there are too few blocks. To ask a second
-        time changes nothing more. Raises InvalidArgumentError for a sequence that is swapped out or not there.
+        Takes free blocks, and idle ones when these run out; copies the last block on write, or has the prefix cache
+        forget it where that alone is in the way and there is no room for a copy; may move blocks of any sequence (by
+        placement). Returns False, with nothing changed, when there are too few blocks. To ask a second time changes
+        nothing more. Raises InvalidArgumentError for a sequence that is swapped out or not there.
         """
         sequence = self._sequences.resident(seq_id)
         missing, copy = self._missing(sequence, num_tokens)
         if (missing or copy) and not self._supply.append(seq_id, sequence.table, missing, copy):
             return False
+        written = self._written_first(sequence, num_tokens)
+        if not copy and written is not None and self.pool.pins(written):
+            self._supply.uncache(written)
         sequence.table.num_tokens = max(sequence.table.num_tokens, num_tokens)
         return True
 
@@ -198,8 +200,6 @@ class KVCacheManager:
         self._swap_space.give(without_holes(sequence.host_blocks or ()))
         self._supply.empty(seq_id, table)
 
-    # ---- swapping and compaction
-
     def swap_out(self, seq_id: int) -> bool:
         """Copy all computed blocks of `seq_id` to host blocks of its own and give its blocks back.
 
@@ -266,12 +266,20 @@ class KVCacheManager:
         It is the last one: blocks behind it would have come from an earlier `extend`, which copied it, and nobody
         comes to share or pin a block that is being written.
         """
-        blocks, computed = sequence.table.blocks, sequence.num_computed
-        missing = max(0, -(-num_tokens // self.block_size) - len(blocks))
+        table, written = sequence.table, self._written_first(sequence, num_tokens)
+        missing = max(0, -(-num_tokens // self.block_size) - len(table.blocks))
+        copy = written is not None and (self.pool.holders(written) > 1 or self.pool.pins(written) > 0)
+        if written is not None and copy and self.pool.holders(written) == 1:
+            # Who runs comes before what may be of use: rather than stop for want of a copy, it takes the block itself.
+            copy = self._supply.cost(table, missing, copy_last=True) <= self.pool.num_available
+        return missing, copy
+
+    def _written_first(self, sequence: CachedSequence, num_tokens: int) -> int | None:
+        """Return the block that has computed tokens and gets more of the first `num_tokens`, or None."""
+        computed = sequence.num_computed
         if num_tokens <= computed or not computed % self.block_size:
-            return missing, False
-        first_written = blocks[computed // self.block_size]
-        return missing, self.pool.holders(first_written) > 1 or self.pool.pins(first_written) > 0
+            return None
+        return sequence.table.blocks[computed // self.block_size]
 
     def _tables(self) -> list[BlockTable]:
         return [sequence.table for sequence in self._sequences]

@@ -123,10 +123,17 @@ class PagedMemory:
     """
 
     def __init__(
-        self, num_slots: int, block_size: int = 16, placement: str = "scattered", watermark: float = 0.01
+        self,
+        num_slots: int,
+        block_size: int = 16,
+        placement: str = "scattered",
+        watermark: float = 0.01,
+        compact_above: float = 0.5,
     ) -> None:
         self.name = f"paged, {placement}, block_size {block_size}"
-        self.kv = KVCacheManager(num_slots // block_size, block_size, prefix_cache=None, placement=placement)
+        self.kv = KVCacheManager(
+            num_slots // block_size, block_size, prefix_cache=None, placement=placement, compact_above=compact_above
+        )
         self.num_slots = self.kv.num_blocks * block_size
         self._reserve = int(watermark * self.kv.num_blocks)
 

@@ -69,6 +69,10 @@ class PrefixCache(ABC):
         """
 
     @abstractmethod
+    def forget(self, block: int) -> list[int]:
+        """Give up `block`, which is pinned, whoever holds it; return what became free, as `evict` does."""
+
+    @abstractmethod
     def move(self, blocks: Mapping[int, int]) -> None:
         """Follow a compaction: what was in block b is in `blocks[b]` now. Only renames: `BlockPool.move` moves pins."""
 

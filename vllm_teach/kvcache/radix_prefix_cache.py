@@ -11,6 +11,7 @@ from vllm_teach.kvcache.block_pool import BlockPool
 from vllm_teach.kvcache.block_table import NO_BLOCK
 from vllm_teach.kvcache.eviction import EvictionQueue, Usage
 from vllm_teach.kvcache.prefix_cache import PrefixCache, PrefixMatch, Tokens
+from vllm_teach.kvcache.radix_pins import RadixPins
 from vllm_teach.kvcache.radix_tree import RadixCursor, RadixNode, split, walk
 
 # The generation of a cursor whose sequence can index nothing more.
@@ -31,14 +32,17 @@ class RadixPrefixCache(PrefixCache):
         super().__init__(pool, block_size, eviction)
         self._queue: EvictionQueue[RadixNode] = EvictionQueue(eviction)
         self._roots: dict[str, RadixNode] = {}
-        # The nodes that pin each block: one, or a few on one path where blocks are split.
-        self._nodes: dict[int, set[RadixNode]] = {}
+        self._pins = RadixPins(pool)
         self._generation = 0
         pool.on_idle = self._on_idle
 
     def __len__(self) -> int:
         """Return how many blocks are cached."""
-        return len(self._nodes)
+        return len(self._pins)
+
+    def root(self, salt: str = "") -> RadixNode | None:
+        """Return the node above all prefixes under `salt`, to look at and not to change; None if there are none."""
+        return self._roots.get(salt)
 
     def match(self, token_ids: Sequence[int], salt: str = "", limit: int | None = None) -> PrefixMatch:
         """Return the longest cached prefix, of at most `limit` tokens. Changes nothing."""
@@ -102,25 +106,22 @@ class RadixPrefixCache(PrefixCache):
             self._cut_block(block, freed)
         return freed
 
+    def forget(self, block: int) -> list[int]:
+        """Give up `block` with all that builds on it; return what became free."""
+        freed: list[int] = []
+        self._cut_block(block, freed)
+        return freed
+
     def move(self, blocks: Mapping[int, int]) -> None:
         """Rename the moved blocks; the pool moves their pins."""
-        moved = {block: self._nodes.pop(block) for block in blocks if block in self._nodes}
-        for node in {node for nodes in moved.values() for node in nodes}:
-            node.blocks = [blocks.get(block, block) for block in node.blocks]
-        for block, nodes in moved.items():
-            self._nodes[blocks[block]] = nodes
+        self._pins.move(blocks)
 
     def reset(self) -> None:
         """Forget and unpin everything."""
-        for block, nodes in self._nodes.items():
-            for _ in nodes:
-                self.pool.unpin(block)
-        self._nodes.clear()
+        self._pins.clear()
         self._roots.clear()
         self._queue.clear()
         self._generation += 1
-
-    # ---- the tree and its pins
 
     def _descend(self, node: RadixNode, token_ids: Sequence[int]) -> RadixNode:
         """Follow `token_ids` down from the end of `node` as far as they are cached; return the node that ends there.
@@ -131,13 +132,7 @@ class RadixPrefixCache(PrefixCache):
             node = child
             if matched < len(child.tokens):
                 node = split(child, matched, self.block_size)
-                # What the split did not leave to one part alone is recorded by both: one pin more.
-                for block in node.blocks:
-                    self._nodes[block].add(node)
-                    if block == child.blocks[0]:
-                        self.pool.pin(block)
-                    else:
-                        self._nodes[block].remove(child)
+                self._pins.share(node, child)
         return node
 
     def _extend(self, cursor: RadixCursor, tokens: Tokens, blocks: Sequence[int], end: int) -> dict[int, int]:
@@ -188,11 +183,11 @@ class RadixPrefixCache(PrefixCache):
             node.blocks += own
             node.usage.inserted = now
             for block in own:
-                self._pin(node, block)
+                self._pins.add(node, block)
             return node
         child = RadixNode(start, new, own, Usage(inserted=now, released=now), node)
         for block in own:
-            self._pin(child, block)
+            self._pins.add(child, block)
         if start % self.block_size and not node.children:
             self._replace_last(node, own[0])
         node.children[new[0]] = child
@@ -207,8 +202,8 @@ class RadixPrefixCache(PrefixCache):
         while node.blocks[-1] != block:
             old = node.blocks[-1]
             node.blocks[-1] = block
-            self._pin(node, block)
-            self._unpin(node, old)
+            self._pins.add(node, block)
+            self._pins.remove(node, old)
             if len(node.blocks) > 1 or not node.start % self.block_size:
                 break
             assert node.parent is not None
@@ -221,8 +216,8 @@ class RadixPrefixCache(PrefixCache):
 
         From the deepest node up: where nodes above it end inside the block, other branches have blocks of their own.
         """
-        while block in self._nodes:
-            node = max(self._nodes[block], key=lambda node: node.start)
+        while self._pins.of(block):
+            node = max(self._pins.of(block), key=lambda node: node.start)
             self._cut_tail(node, node.start // self.block_size + node.blocks.index(block), freed)
 
     def _cut_tail(self, node: RadixNode, logical_block: int, freed: list[int]) -> None:
@@ -248,24 +243,9 @@ class RadixPrefixCache(PrefixCache):
             if parent.end % self.block_size and parent.blocks[-1] == node.blocks[0] and parent.children:
                 self._replace_last(parent, next(iter(parent.children.values())).blocks[0])
         for block in dropped:
-            if self._unpin(node, block):
+            if self._pins.remove(node, block):
                 freed.append(block)
         self._offer(node if kept else parent)
-
-    def _pin(self, node: RadixNode, block: int) -> None:
-        self._nodes.setdefault(block, set()).add(node)
-        self.pool.pin(block)
-
-    def _unpin(self, node: RadixNode, block: int) -> bool:
-        """Undo `_pin`; return whether the block became free."""
-        nodes = self._nodes[block]
-        nodes.remove(node)
-        if not nodes:
-            del self._nodes[block]
-        self.pool.unpin(block)
-        return not nodes and not self.pool.holders(block)
-
-    # ---- locks and eviction
 
     def _cursor_at(self, node: RadixNode) -> RadixCursor:
         cursor = RadixCursor(node, self._generation)
@@ -294,7 +274,7 @@ class RadixPrefixCache(PrefixCache):
             self._cut_block(block, [])
             return
         now = self._queue.now()
-        for node in self._nodes[block]:
+        for node in self._pins.of(block):
             node.usage.released = now
             self._offer(node)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -55,18 +56,24 @@ def decode_call(
 def measure_paged_reads(
     backend: str, kv_len: int, block_sizes: Sequence[int], sequences: int = 4, rounds: int = 9
 ) -> PagedRead:
-    """Time `backend` on `decode_call` at each block size, the two placements side by side in each round."""
-    results = []
+    """Time `backend` on `decode_call`: in each round every block size with both placements, one after the other."""
+    runners = {}
     for size in block_sizes:
-        runners = {}
         for place in PLACES:
             q, k, v, layout = decode_call(kv_len, size, sequences, place)
-            runners[place] = partial(backends.attend, q, k, v, backend=backend, layout=layout, causal=True)
-        results.append(race(runners, "one run", rounds=rounds, warmup=2))
+            call = partial(backends.attend, q, k, v, backend=backend, layout=layout, causal=True)
+            runners[_name(size, place)] = call
+    found = race(runners, next(iter(runners)), rounds=rounds, warmup=2).seconds
+    one_run, scattered = ([found[_name(size, place)] for size in block_sizes] for place in PLACES)
+    pairs = [zip(b.samples, a.samples, strict=True) for a, b in zip(one_run, scattered, strict=True)]
     return PagedRead(
         backend,
         tuple(block_sizes),
-        tuple(result.seconds["one run"].median for result in results),
-        tuple(result.seconds["scattered"].median for result in results),
-        tuple(result.ratios["scattered"].median for result in results),
+        tuple(timing.median for timing in one_run),
+        tuple(timing.median for timing in scattered),
+        tuple(statistics.median(there / here for there, here in pair) for pair in pairs),
     )
+
+
+def _name(block_size: int, place: str) -> str:
+    return f"block size {block_size}, {place}"

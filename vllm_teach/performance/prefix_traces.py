@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -84,12 +85,13 @@ def replay(
     kv = KVCacheManager(num_blocks, block_size, prefix_cache=prefix_cache, eviction=eviction)
     for number, visit in enumerate(trace):
         text = (*visit.prompt, *visit.answer)
+        tokens = partial(_part, text)
         num_tokens = max(len(visit.prompt), len(text) - 1)  # the last token of an answer is never computed
         kv.begin(number, visit.prompt)
         if not kv.extend(number, num_tokens):
             raise InvalidArgumentError(f"num_blocks={num_blocks} is too few: request {number} has {num_tokens} tokens.")
-        kv.commit(number, num_tokens, lambda start, size, text=text: text[start : start + size])
-        kv.free(number, lambda start, size, text=text: text[start : start + size], num_tokens)
+        kv.commit(number, num_tokens, tokens)
+        kv.free(number, tokens, num_tokens)
     return kv.usage()
 
 
@@ -125,6 +127,10 @@ def _next_turn(chats: list[Iterator[Visit]], source: random.Random, fresh: Itera
         if turn is not None:
             return turn
         del chats[place]
+
+
+def _part(text: tuple[int, ...], start: int, size: int) -> tuple[int, ...]:
+    return text[start : start + size]
 
 
 def _draw(fresh: Iterator[int], size: int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""A prefix cache of whole blocks with any eviction rule, small enough to read: to try rules out, and to check others."""
+"""A prefix cache of whole blocks with any eviction rule, small enough to read: to try rules, and to check others."""
 
 from __future__ import annotations
 

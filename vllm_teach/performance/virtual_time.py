@@ -188,10 +188,10 @@ def simulate(
     prefix_cache: str | None = None,
     **config: Any,
 ) -> Simulation:
-    """Serve `arrivals` with the real scheduler and cache, each step taking what `cost` says; `config` is the scheduler's.
+    """Serve `arrivals` with the real scheduler and cache, each step taking what `cost` says.
 
-    All prompts differ in their first token. Every output has its full length. Raises what the scheduler raises, and
-    InvalidArgumentError for no arrivals.
+    `config` has the fields of SchedulerConfig. All prompts differ in their first token, and every output has its full
+    length. Raises what the scheduler raises, and InvalidArgumentError for no arrivals.
     """
     if not arrivals:
         raise InvalidArgumentError("arrivals is empty: give at least one request.")

@@ -41,6 +41,8 @@ FAMILIES: dict[str, dict[str, str]] = {
     "tile": {"done": "#88CCEE", "current": "#E69F00", "pending": "#EEEEEE", "skipped": "#BBBBBB"},
     "dtype": {"float32": "#4477AA", "float16": "#AA3377", "bfloat16": "#CCBB44"},
     "pattern": {"causal": "#332288", "local_window": "#CC3311", "sinks": "#33BBEE", "block_sparse": "#DDAA33"},
+    "prefix": {"hash": "#0072B2", "radix": "#E69F00", "unlimited": "#000000"},
+    "eviction": {"lru": "#0072B2", "lfu": "#D55E00", "none": "#777777"},
     "map": {"here": "#E69F00", "room": "#DCE9F2", "planned": "#FFFFFF"},
 }
 COLOURS: dict[str, str] = {concept: value for family in FAMILIES.values() for concept, value in family.items()}

@@ -7,6 +7,8 @@ from vllm_teach.teaching.checks import (
     online_softmax_and_tiling,
     paged_kv_cache,
     recomputation_and_training,
+    scheduling,
+    sharing_copy_on_write_prefix,
     start_here,
 )
 from vllm_teach.teaching.exercises import Check, CheckBook
@@ -20,6 +22,8 @@ check = CheckBook(
         *attention_patterns.CHECKS,
         *choosing_a_backend.CHECKS,
         *paged_kv_cache.CHECKS,
+        *sharing_copy_on_write_prefix.CHECKS,
+        *scheduling.CHECKS,
     ]
 )
 

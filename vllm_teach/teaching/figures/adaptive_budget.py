@@ -38,8 +38,8 @@ def adaptive_budget(bars: tuple[StepBar, ...], target: float) -> AdaptiveBudget:
     )
 
 
-def draw_adaptive_budget(data: AdaptiveBudget, fixed: AdaptiveBudget, *, title: str) -> Figure:
-    """Draw `data` and, as the baseline, the same requests under a `fixed` budget; returns the figure."""
+def draw_adaptive_budget(data: AdaptiveBudget, fixed: AdaptiveBudget, *, title: str, last_step: int) -> Figure:
+    """Draw `data` and, as the baseline, the same requests under a `fixed` budget, up to `last_step`; returns the figure."""
     figure, (top, bottom) = plt.subplots(2, 1, figsize=(8.4, 4.6), sharex=True)
     for each, ink, name, size in (
         (fixed, style.colour("baseline"), "fixed budget", 10),
@@ -51,8 +51,10 @@ def draw_adaptive_budget(data: AdaptiveBudget, fixed: AdaptiveBudget, *, title: 
     style.label_axis(top, "y", "step", unit="ms, modelled")
     top.set_ylim(bottom=0)
     top.legend(loc="upper center", bbox_to_anchor=(0.5, 1.2), ncols=3)
-    style.label_axis(bottom, "y", "token budget", kind="tokens")
-    bottom.set_ylim(bottom=0)
+    ticks = [2**power for power in range(0, 20) if min(data.budgets) / 2 <= 2**power <= max(fixed.budgets)]
+    style.label_axis(bottom, "y", "token budget", kind="tokens", log=2, ticks=ticks)
+    bottom.set_ylim(ticks[0], 1.2 * max(fixed.budgets))
+    bottom.set_xlim(0, last_step + 1)
     style.label_axis(bottom, "x", "step", kind="tokens")
     figure.suptitle(title, x=0.01, ha="left", weight="bold", size=12)
     return figure

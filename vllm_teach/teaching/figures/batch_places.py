@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
@@ -13,7 +14,7 @@ from vllm_teach.engine.phases import Story, read_story
 from vllm_teach.errors import InvalidArgumentError
 from vllm_teach.teaching import style
 
-_EMPTY = {"facecolor": style.PAPER, "edgecolor": "#BBBBBB", "hatch": "////", "linewidth": 0}
+_EMPTY: dict[str, Any] = {"facecolor": style.PAPER, "edgecolor": "#BBBBBB", "hatch": "////", "linewidth": 0}
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ def draw_block_sizes(points: Sequence[BlockSizePoint], marks: Mapping[int, str] 
     sizes = [point.block_size for point in points]
     paged = {"color": style.colour("paged"), "marker": "o"}
     for ax, values, title, label in (
-        (axes[0], [100 * (1 - point.utilization) for point in points], "Large blocks stay half empty", "empty slots"),
+        (axes[0], [100 * (1 - point.utilization) for point in points], "Large blocks waste slots", "empty slots"),
         (axes[1], [point.blocks_per_sequence for point in points], "Small blocks are many", "blocks of a sequence"),
     ):
         ax.plot(sizes, values, **paged)
@@ -54,7 +54,7 @@ def draw_block_sizes(points: Sequence[BlockSizePoint], marks: Mapping[int, str] 
         ax.set_title(title)
         style.label_axis(ax, "x", "block size", unit="tokens", log=2, ticks=sizes)
         ax.set_xticklabels([f"{size}" for size in sizes])
-        style.label_axis(ax, "y", label, unit="% of those held" if ax is axes[0] else "mean at its end")
+        style.label_axis(ax, "y", label, unit="% of those held" if ax is axes[0] else "mean")
         for size, name in (marks or {}).items():
             ax.axvline(size, color=style.colour("baseline"), linestyle=":", linewidth=1.4)
             ax.text(size * 1.08, 1.09 * max(values), name, va="top", color=style.QUIET_INK, fontsize=9.5)

@@ -13,7 +13,7 @@ from vllm_teach.teaching import style
 
 @dataclass(frozen=True)
 class BudgetSweep:
-    """For each budget: steps, output tokens per second, and in seconds the p99 of the gaps and the median and p99 TTFT."""
+    """For each budget: steps, output tokens a second, and in seconds the p99 of the gaps, the median and p99 TTFT."""
 
     budgets: tuple[int, ...]
     num_steps: tuple[int, ...]
@@ -42,7 +42,7 @@ def draw_budget_sweep(data: BudgetSweep, *, title: str) -> Figure:
     """Draw throughput, and on a logarithmic axis the three waits, over the budget; returns the figure."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(8.4, 3.8))
     left.plot(data.budgets, data.throughput, "o-", color=style.colour("ideal"))
-    left.set_ylim(bottom=0)
+    left.set_ylim(0, 1.1 * max(data.throughput))
     style.label_axis(left, "y", "output", unit="tokens/s, modelled")
     for values, look, name in (
         (data.ttft_p99, ("^-", style.colour("prefill")), "first token, p99"),

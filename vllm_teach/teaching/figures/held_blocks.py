@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from vllm_teach.teaching import style
 
@@ -19,6 +20,8 @@ def draw_held_blocks(held: Mapping[str, Sequence[int]], num_blocks: int, *, titl
     style.label_axis(ax, "x", "requests ended")
     style.label_axis(ax, "y", "blocks held by nobody's request", kind="tokens")
     ax.set_ylim(0, num_blocks * 1.12)
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_locator(MaxNLocator(integer=True))
     ax.set_title(title)
     ax.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0)
     return figure

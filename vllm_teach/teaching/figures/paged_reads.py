@@ -28,5 +28,5 @@ def draw_paged_reads(reads: Sequence[PagedRead]) -> Figure:
     style.label_axis(ax, "y", "attention of one layer, one step", kind="seconds")
     ax.set_ylim(bottom=0)
     ax.set_title("Scattered blocks cost those who gather them")
-    ax.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0)
+    ax.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0, handlelength=3.5)
     return figure

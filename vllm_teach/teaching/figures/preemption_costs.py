@@ -16,7 +16,7 @@ _LOOKS = {"recompute": ("o", "limit"), "swap": ("s", "written")}
 
 @dataclass(frozen=True)
 class CostCurves:
-    """Seconds of recomputing and of swapping (out and in) at each length, and from how many tokens on swap is cheaper."""
+    """Seconds of recomputing and of swapping (out and in) by length, and from how many tokens on swap is cheaper."""
 
     lengths: tuple[int, ...]
     recompute: tuple[float, ...]
@@ -38,10 +38,11 @@ def draw_cost_curves(panels: Mapping[str, CostCurves], *, title: str) -> Figure:
     """Draw a panel for each, both axes logarithmic; a ring marks the crossing where there is one in sight."""
     if not panels:
         raise InvalidArgumentError("panels is empty: give at least one pair of curves.")
-    figure, axes = plt.subplots(1, len(panels), figsize=(8.4, 3.7), squeeze=False)
+    figure, axes = plt.subplots(1, len(panels), figsize=(8.4, 3.7), squeeze=False, sharey=True)
     for ax, (name, curves) in zip(axes[0], panels.items(), strict=True):
         _draw(ax, curves)
         ax.set_title(name, fontsize=11, weight="normal")
+    style.label_axis(axes[0][0], "y", "time", kind="seconds", log=10)
     figure.suptitle(title, x=0.01, ha="left", weight="bold", size=12)
     figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return figure
@@ -57,5 +58,5 @@ def _draw(ax: Axes, curves: CostCurves) -> None:
         place = (curves.crossover, min(curves.recompute[0], curves.swap[0]))
         text = f"{curves.crossover:,.0f} tokens "
         ax.annotate(text, place, ha="right", va="bottom", size=10, color=style.QUIET_INK)
-    style.label_axis(ax, "x", "tokens to restore", kind="tokens", log=2, ticks=curves.lengths[::2])
-    style.label_axis(ax, "y", "time", kind="seconds", log=10)
+    style.label_axis(ax, "x", "tokens to restore", kind="tokens", log=2, ticks=curves.lengths[::4])
+    ax.set_yscale("log")

@@ -86,7 +86,8 @@ def draw_slot_maps(maps: Sequence[SlotMap], names: Sequence[str], columns: int =
     figure, axes = plt.subplots(1, len(maps), figsize=(8.4, 1.35 + 0.125 * rows * 32 / columns), squeeze=False)
     for ax, each, name in zip(axes[0], maps, names, strict=True):
         _draw(ax, each, columns)
-        ax.set_title(f"{name}\n{each.in_flight} sequences, {each.share_stored:.0%} of the slots used", fontsize=11)
+        count = f"{each.in_flight} sequence{'' if each.in_flight == 1 else 's'}"
+        ax.set_title(f"{name}\n{count}, {each.share_stored:.0%} of the slots used", fontsize=11)
     figure.supxlabel("full colour: a token; pale: held, and empty; white: free", fontsize=10)
     return figure
 

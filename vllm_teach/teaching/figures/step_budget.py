@@ -1,14 +1,15 @@
 """What each step computed, to scale: as wide as the step took, as high as it had tokens, below the token budget."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from vllm_teach.engine.events import LogEntry
+from vllm_teach.engine.events import LogEntry, Scheduled
 from vllm_teach.engine.phases import read_story
 from vllm_teach.errors import InvalidArgumentError
 from vllm_teach.teaching import style
@@ -49,6 +50,19 @@ def step_bars(log: Iterable[LogEntry]) -> tuple[StepBar, ...]:
     )
 
 
+def step_table(log: Iterable[LogEntry], names: Mapping[int, str]) -> str:
+    """Return the plans as text: a line for each step, with the tokens of each sequence that `names` knows."""
+    plans: dict[int, dict[int, int]] = {}
+    for entry in log:
+        if isinstance(entry.event, Scheduled):
+            plans.setdefault(entry.step, {})[entry.event.seq_id] = entry.event.num_tokens
+    lines = ["step" + "".join(f"{name:>5}" for name in names.values()) + "   tokens"]
+    for step, plan in plans.items():
+        cells = "".join(f"{plan.get(seq_id, '.'):>5}" for seq_id in names)
+        lines.append(f"{step:>4}{cells}   {sum(plan.values()):>6}")
+    return "\n".join(lines)
+
+
 def draw_step_bars(
     bars: tuple[StepBar, ...],
     ax: Axes | None = None,
@@ -72,7 +86,7 @@ def draw_step_bars(
     highest = max(max(bar.tokens for bar in bars), min(bar.budget for bar in bars))
     ax.set(xlim=(0, 1e3 * (seconds or bars[-1].end)), ylim=(0, 1.08 * (top or highest)))
     ax.set(xlabel="time (ms, modelled)", ylabel="tokens of the step", title=title)
-    handles = [Patch(color=style.colour(phase), label=phase) for phase in ("prefill", "decode")]
+    handles: list[Any] = [Patch(color=style.colour(phase), label=phase) for phase in ("prefill", "decode")]
     handles += ax.plot([], [], color=style.colour("limit"), label="token budget")
     ax.legend(handles=handles, loc="upper right", ncols=3)
     figure = ax.figure

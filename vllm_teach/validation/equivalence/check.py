@@ -1,0 +1,154 @@
+"""Checks one configuration after another against answers that are computed once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from vllm_teach.engine.llm import LLM
+from vllm_teach.engine.request import Request
+from vllm_teach.engine.request import Sequence as TokenStream
+from vllm_teach.engine.tokenizer_protocol import EngineTokenizer
+from vllm_teach.models.language_model import LanguageModel
+from vllm_teach.validation.equivalence.agreement import Agreement, measure_agreement
+from vllm_teach.validation.equivalence.configurations import ROOMY, Configuration
+from vllm_teach.validation.equivalence.judge import Difference, find_differences
+from vllm_teach.validation.equivalence.reference import Reference, add_noise
+from vllm_teach.validation.equivalence.serve import LEAST_PREEMPTIONS, Served, serve
+from vllm_teach.validation.equivalence.workload import Asked
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one configuration: each differing token, and what it was to exercise and did not (`faults`)."""
+
+    configuration: Configuration
+    num_tokens: int
+    differences: list[Difference]
+    preemptions: dict[str, int]
+    hit_tokens: int
+    num_forks: int
+    seconds: float
+    faults: list[str] = field(default_factory=list)
+    agreement: Agreement | None = None
+    rival: Agreement | None = None
+
+    @property
+    def num_excused(self) -> int:
+        """Differing tokens that tie with the reference's."""
+        return sum(each.excused for each in self.differences)
+
+    @property
+    def passed(self) -> bool:
+        """Whether all that differs is excused, and the configuration did what it is there for."""
+        return not self.faults and self.num_excused == len(self.differences)
+
+
+class Checker:
+    """A loaded model, the requests, and what they must give: `transformers`' tokens, or ours when alone if sampled.
+
+    With `exact` False, for low precision, tokens are not compared but judged one by one (`agreement`). At least
+    `least_preemptions` must happen where the pool is small.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        tokenizer: EngineTokenizer,
+        reference: Reference,
+        greedy: Sequence[Asked],
+        sampled: Sequence[Asked],
+        *,
+        rival: Reference | None = None,
+        least_preemptions: int = LEAST_PREEMPTIONS,
+    ) -> None:
+        self._model, self._tokenizer, self._reference, self._rival = model, tokenizer, reference, rival
+        self.greedy, self.sampled = list(greedy), list(sampled)
+        self._least_preemptions = least_preemptions
+        self._expected: list[list[list[int]]] = []  # by request and completion
+
+    def prepare(self, tell: Callable[[str], object] = lambda line: None) -> list[Difference]:
+        """Compute what is expected; return where our sampled tokens, alone, are not what transformers' logits give."""
+        if self._rival is not None:
+            return []
+        count = len(self.greedy)
+        found = self._reference.continuations(
+            self.greedy, tell=lambda done: done % 16 or tell(f"transformers: {done} of {count} requests")
+        )
+        near = sum(gap <= 1e-3 for each in found for gap in each.gaps)
+        tell(f"transformers: {sum(len(each.tokens) for each in found)} tokens, {near} of them near ties")
+        self._expected = [[each.tokens] for each in found]
+        alone = [serve(self._llm(ROOMY, [one]), [one]).requests[0] for one in self.sampled]
+        self._expected += [[stream.output_token_ids for stream in request.sequences] for request in alone]
+        return [
+            difference
+            for number, request in enumerate(alone, start=count)
+            for stream in request.sequences
+            for difference in self._compare(number, request, stream, self._drawn_by_reference(request, stream))
+        ]
+
+    def check(self, configuration: Configuration) -> Outcome:
+        """Run all requests in one engine of this configuration and compare."""
+        asked = self.greedy + (self.sampled if configuration.completions > 1 else [])
+        served = serve(self._llm(configuration, asked), asked, None if self._rival is None else 0)
+        agreement = rival = None
+        differences: list[Difference] = []
+        if self._rival is None:
+            differences = list(self._differences(served.requests))
+        else:
+            agreement, rival = measure_agreement(served.requests, self._reference, self._rival)
+        return Outcome(
+            configuration,
+            sum(len(stream.output_token_ids) for request in served.requests for stream in request.sequences),
+            differences,
+            served.preemptions,
+            served.hit_tokens,
+            served.num_forks,
+            served.seconds,
+            self._faults(configuration, served),
+            agreement,
+            rival,
+        )
+
+    def _llm(self, configuration: Configuration, asked: Sequence[Asked]) -> LLM:
+        kv_bytes = self._model.config.kv_bytes_per_token(self._model.dtype.itemsize)
+        return LLM.from_loaded(self._model, self._tokenizer, **configuration.limits(asked, kv_bytes))
+
+    def _differences(self, requests: Sequence[Request]) -> Iterator[Difference]:
+        for number, request in enumerate(requests):
+            for stream in request.sequences:
+                yield from self._compare(number, request, stream, self._expected[number][stream.index])
+
+    def _compare(self, number: int, request: Request, stream: TokenStream, expected: Sequence[int]) -> list[Difference]:
+        def scores(first: int) -> Tensor:
+            tokens = stream.output_token_ids
+            return add_noise(self._reference.logits(request.prompt_token_ids, tokens, first), stream, first)
+
+        return find_differences(stream.output_token_ids, expected, scores, number, stream.index)
+
+    def _drawn_by_reference(self, request: Request, stream: TokenStream) -> list[int]:
+        """Return what transformers' logits and the stream's random numbers give after each of its tokens."""
+        logits = self._reference.logits(request.prompt_token_ids, stream.output_token_ids)
+        return add_noise(logits, stream).argmax(-1).tolist()
+
+    def _faults(self, configuration: Configuration, served: Served) -> list[str]:
+        """Return what would make equal tokens prove less than they seem to."""
+        faults = []
+        if configuration.memory != "roomy":
+            count = served.preemptions[configuration.memory]
+            if count < self._least_preemptions:
+                faults.append(f"{count} preemptions by {configuration.memory}, not at least {self._least_preemptions}")
+        elif sum(served.preemptions.values()):
+            faults.append(f"preemptions in a roomy pool: {served.preemptions}")
+        if bool(served.hit_tokens) != (configuration.prefix_cache != "off"):
+            faults.append(
+                f"{served.hit_tokens} tokens came from the prefix cache, which is {configuration.prefix_cache}"
+            )
+        forks = sum(one.completions - 1 for one in self.sampled) if configuration.completions > 1 else 0
+        if served.num_forks != forks:
+            faults.append(f"{served.num_forks} forks, not {forks}")
+        if served.blocks_left:
+            faults.append(f"{served.blocks_left} blocks are still held")
+        return faults
