@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from vllm_teach.engine.event_export import chrome_trace, rows, sequence_rows, write_chrome_trace
+from vllm_teach.engine.event_export import chrome_trace, sequence_rows, write_chrome_trace
 from vllm_teach.engine.events import (
     Admitted,
     Arrived,
@@ -145,8 +145,8 @@ def test_a_log_that_lost_its_beginning_starts_in_the_middle() -> None:
 
 def test_rows_are_flat_and_complete() -> None:
     log = log_of(*RECOMPUTED)
-    assert rows(log)[2] == {"step": 1, "time": 2.0, "event": "Scheduled", "seq_id": 7, "start": 0, "num_tokens": 4}
-    assert len(rows(log)) == len(RECOMPUTED)
+    assert log.rows()[2] == {"step": 1, "time": 2.0, "event": "Scheduled", "seq_id": 7, "start": 0, "num_tokens": 4}
+    assert len(log.rows()) == len(RECOMPUTED)
 
 
 def test_a_sequences_row_adds_its_phases_up() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
 from vllm_teach.engine.field_checks import check_flag, check_number, check_whole, is_within, refuse, take_plain_numbers
 from vllm_teach.engine.outputs import Logprob
 from vllm_teach.engine.sampling_params import GREEDY_BELOW
+
+# The longest text's length to this power is a float64 still.
+MOST_LENGTH_PENALTY = 32
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,8 @@ class BeamSearchParams:
         check_flag("include_stop_str_in_output", self.include_stop_str_in_output)
         if not is_within(self.temperature, 0) or self.temperature >= GREEDY_BELOW:
             refuse("temperature", self.temperature, "beam search draws nothing, so use 0")
-        check_number("length_penalty", self.length_penalty, -math.inf, hint="use a number (0: none)")
+        most = MOST_LENGTH_PENALTY
+        check_number("length_penalty", self.length_penalty, -most, most, hint=f"use a number from -{most} to {most}")
         if not isinstance(self.early_stopping, bool | str) or self.early_stopping not in (True, False, "never"):
             refuse("early_stopping", self.early_stopping, "use True, False or 'never'")
 

@@ -1,4 +1,4 @@
-"""An event log for other tools: rows for a DataFrame, and a trace for ui.perfetto.dev or chrome://tracing.
+"""An event log for other tools: a row for each sequence, and a trace for ui.perfetto.dev or chrome://tracing.
 
 The trace is in the Trace Event Format (Google, "Trace Event Format", 2016), which both viewers read: complete events
 (ph "X") with start and duration in microseconds, counters ("C") and names of tracks ("M").
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_teach.engine.block_history import BlocksHeld, block_history
-from vllm_teach.engine.events import EventLog, LogEntry
+from vllm_teach.engine.events import LogEntry
 from vllm_teach.engine.phases import PHASES, Chunk, Phase, StepSpan, Story, read_story
 from vllm_teach.errors import InvalidArgumentError
 
@@ -26,14 +26,6 @@ _COLOURS = {
     "preempted": "terrible",
     "swapped": "bad",
 }
-
-
-def rows(log: EventLog) -> list[dict[str, Any]]:
-    """Return one dict per event: step, time (seconds), event (its class's name) and its fields.
-
-    `pandas.DataFrame(rows(log))` is a table of them. Nothing is mutated.
-    """
-    return log.rows()
 
 
 def sequence_rows(log: Iterable[LogEntry]) -> list[dict[str, Any]]:

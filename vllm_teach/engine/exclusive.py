@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -23,6 +24,9 @@ class Exclusive:
         # Of the main thread alone: no other one gets signals.
         self._deferring = False
         self._interrupts = 0
+        # Of the thread that is inside.
+        self._depth = 0
+        self._put_off: deque[Callable[[], None]] = deque()
 
     @property
     def interrupted(self) -> bool:
@@ -36,7 +40,20 @@ class Exclusive:
         A second Ctrl-C is not put off, so that a block that hangs can be stopped.
         """
         with self._defer_interrupt(), self.one_thread(wait=wait):
-            yield
+            self._depth += 1
+            try:
+                yield
+            finally:
+                self._depth -= 1
+                while self._put_off and not self._depth:
+                    self._put_off.popleft()()
+
+    def at_end(self, action: Callable[[], None]) -> None:
+        """Call `action` when the outermost of the blocks that `hold` this is left. Called inside of one.
+
+        For what may come in the middle of a change, as the end of a generator does that the garbage collector finds.
+        """
+        self._put_off.append(action)
 
     @contextmanager
     def one_thread(self, *, wait: bool = False) -> Iterator[None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from functools import partial
 from numbers import Integral
 
 from vllm_teach.engine.assembly import make_scheduler_config, make_storage
@@ -175,7 +176,7 @@ class LLMEngine:
         self._settle()
         touched = [
             request
-            for request in self._requests.values()
+            for request in self._begun()
             if request.finished or any(sequence.seq_id in advanced for sequence in request.sequences)
         ]
         for request in touched:
@@ -197,10 +198,14 @@ class LLMEngine:
         """End a request and free what it holds; its sequences' finish_reason is "abort".
 
         Unknown ids, and requests that have ended, are left alone. What it holds is free before its last text is made.
-        Waits while another thread is inside: what an abort leaves behind would stay for ever.
+        Waits while another thread is inside: what an abort leaves behind would stay for ever. In the middle of a step, as
+        when the garbage collector closes a forgotten stream, it is put off to the step's end. Raises
+        InvalidArgumentError for what is neither.
         """
+        if not isinstance(request, str | Request):
+            raise InvalidArgumentError(f"request={shown(request)} is not valid: use a request or its id.")
         with self.exclusive.hold(wait=True):
-            self._abort(request)
+            self.exclusive.at_end(partial(self._abort, request))
 
     def _abort(self, request: str | Request) -> None:
         found = self._requests.get(request) if isinstance(request, str) else request
@@ -230,14 +235,16 @@ class LLMEngine:
             failed = [each for item in plan.items for each in (item.sequence, *item.sequence.forks)]
             return StepResult(errors={sequence.seq_id: failure for sequence in failed})
 
+    def _begun(self) -> list[Request]:
+        """Return the requests that were in a step; nothing is new of the others, which may be thousands."""
+        return [each for each in self._requests.values() if each.metrics.first_scheduled_time is not None]
+
     def _settle(self) -> None:
         """Bring all texts up to their tokens; a stop string found there ends a sequence, an error its whole request.
 
         A request that ended stays until `step` returns its output, so that an interrupt loses none.
         """
-        for request in self._requests.values():
-            if request.metrics.first_scheduled_time is None:  # nothing of it is computed; thousands may wait
-                continue
+        for request in self._begun():
             if any(sequence.new_token is not None for sequence in request.sequences):
                 request.metrics.token_times.append(time.perf_counter())
             self.writer.write(request)

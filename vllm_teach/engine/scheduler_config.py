@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections.abc
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any
 
 from vllm_teach.engine.field_checks import (
     check_choice,
@@ -16,9 +16,6 @@ from vllm_teach.engine.field_checks import (
     take_plain_numbers,
 )
 from vllm_teach.engine.preemption import PreemptionCosts
-
-if TYPE_CHECKING:
-    from vllm_teach.engine.config import EngineConfig
 
 POLICIES = ("fcfs", "priority")
 BATCHINGS = ("continuous", "static", "prefill_first")
@@ -65,8 +62,8 @@ class SchedulerConfig:
         check_choice("preemption", self.preemption, PREEMPTIONS)
 
 
-def check_step_limits(config: SchedulerConfig | EngineConfig) -> None:
-    """Raise InvalidArgumentError for a bad one of the fields that the two configurations have in common."""
+def check_step_limits(config: Any) -> None:
+    """Raise InvalidArgumentError for a bad one of the fields that a SchedulerConfig and an EngineConfig both have."""
     check_batch_limits(config.max_num_seqs, config.max_num_batched_tokens)
     check_choice("batching", config.batching, BATCHINGS)
     check_flag("enable_chunked_prefill", config.enable_chunked_prefill)

@@ -4,8 +4,6 @@ The full-sized check on the real model is a command: `python -m vllm_teach.valid
 """
 
 from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,8 +11,7 @@ import torch
 from vllm_teach import data
 from vllm_teach.models import load_model, load_tokenizer, resolve_model
 from vllm_teach.validation.equivalence.check import Checker
-from vllm_teach.validation.equivalence.command import main
-from vllm_teach.validation.equivalence.configurations import ROOMY, Configuration, list_configurations
+from vllm_teach.validation.equivalence.configurations import list_configurations
 from vllm_teach.validation.equivalence.reference import Reference
 from vllm_teach.validation.equivalence.workload import draw_greedy, draw_sampled
 

@@ -33,8 +33,8 @@ class Size:
     num_sampled: int
 
 
-FULL, QUICK = Size(1500, 128, 12), Size(200, 48, 4)
-_TINY = {FULL: Size(384, 128, 12), QUICK: Size(96, 32, 4)}  # its context has 512 tokens
+FULL, QUICK = Size(1500, 128, 10), Size(200, 48, 4)
+_TINY = {FULL: Size(384, 128, 10), QUICK: Size(96, 32, 4)}  # its context has 512 tokens
 _QUICK_REQUESTS, _QUICK_CONFIGURATIONS = 24, 4
 _TEXT = "texts/corran_sound.txt"
 
@@ -88,7 +88,7 @@ def _run(arguments: argparse.Namespace, command: str) -> int:
         tokenizer,
         Reference(path),
         draw_greedy(text_ids, count, size.most_inputs, size.most_outputs),
-        draw_sampled(text_ids, size.num_sampled, size.most_inputs // 4, size.most_outputs),
+        draw_sampled(text_ids, size.num_sampled, size.most_outputs, size.most_outputs),
         rival=None if dtype == torch.float32 else Reference(path, dtype),
     )
     print(

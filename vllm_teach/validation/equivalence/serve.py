@@ -6,10 +6,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vllm_teach.engine.events import Forked, Preempted
+from vllm_teach.engine.events import Admitted, Forked, Preempted
 from vllm_teach.engine.llm import LLM
 from vllm_teach.engine.request import Request
-from vllm_teach.kvcache.events import PrefixHit
 from vllm_teach.validation.equivalence.workload import Asked
 
 LEAST_PREEMPTIONS = 20
@@ -19,7 +18,8 @@ LEAST_PREEMPTIONS = 20
 class Served:
     """The finished requests, in the order they were asked, and counts of events.
 
-    `preemptions` by mode, "recompute" and "swap"; `hit_tokens` that came from the prefix cache; blocks still held at
+    `preemptions` by mode, "recompute" and "swap"; `hit_tokens` that came from the prefix cache, those found
+    again after a preemption included; blocks still held at
     the end; the most blocks held at the end of any step.
     """
 
@@ -60,7 +60,7 @@ def serve(llm: LLM, asked: Sequence[Asked], logprobs: int | None = None) -> Serv
     return Served(
         requests,
         {mode: modes.count(mode) for mode in ("recompute", "swap")},
-        sum(event.num_tokens for event in engine.events.of(PrefixHit)),
+        sum(event.num_cached_tokens for event in engine.events.of(Admitted)),
         len(engine.events.of(Forked)),
         engine.kv.pool.num_held,
         most_held,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from vllm_teach.engine.sampling_params import SamplingParams
 from vllm_teach.errors import InvalidArgumentError
 
-_SHARED_STARTS = 3
+_SHARED_STARTS = 2
 _WHOLE_BLOCKS = 64  # tokens: a multiple of every block size tried
 TEMPERATURE = 0.8
 
@@ -60,9 +60,10 @@ def draw_greedy(text_ids: Sequence[int], count: int, most_inputs: int, most_outp
     """Return `count` greedy requests, the same for the same arguments on every machine.
 
     Prompt lengths are spread evenly on a logarithmic scale from 1 to `most_inputs`, output lengths from 1 to
-    `most_outputs`, more of them long than short, in random order: all extremes are there. A prompt is a piece of `text_ids`, which goes on at its
-    beginning; every second one starts at one of three places, so that prefixes are shared, and some of these end with
-    a block of any size. The first half is there from the start, the others come one every second step.
+    `most_outputs`, more of them long than short, in random order: all extremes are there. A prompt is a piece of
+    `text_ids`, which goes on at its beginning; three of four start at one of two places, so that prefixes are shared,
+    and some of these end with a block of any size. The first half is there from the start, the others come one every
+    second step.
     """
     if count < 2 or not text_ids:
         raise InvalidArgumentError(f"count={count} of {len(text_ids)} text tokens: draw at least 2 from some text.")
@@ -74,7 +75,7 @@ def draw_greedy(text_ids: Sequence[int], count: int, most_inputs: int, most_outp
     starts = [source.randrange(len(text_ids)) for _ in range(_SHARED_STARTS)]
     requests = []
     for index, (length, num_outputs) in enumerate(zip(inputs, outputs, strict=True)):
-        start = starts[index // 2 % _SHARED_STARTS] if index % 2 else source.randrange(len(text_ids))
+        start = starts[index % _SHARED_STARTS] if index % 4 else source.randrange(len(text_ids))
         if index % 4 == 1 and _WHOLE_BLOCKS <= length < most_inputs:
             length -= length % _WHOLE_BLOCKS
         arrival = max(0, index - count // 2) * 2
@@ -85,20 +86,21 @@ def draw_greedy(text_ids: Sequence[int], count: int, most_inputs: int, most_outp
 def draw_sampled(
     text_ids: Sequence[int], count: int, most_inputs: int, most_outputs: int, seed: int = 1
 ) -> list[Asked]:
-    """Return `count` sampled requests of three completions each, which arrive while others run.
+    """Return `count` sampled requests of three completions each, of high priority, with more output than prompt.
 
-    Every second prompt ends with a block of any size, so that the completions have nothing to copy; the others share a
-    block that each must copy before it writes.
+    So they run side by side, and a small pool overflows as they grow. Every second prompt ends with a block of any size
+    if it is long enough, so that the completions have nothing to copy; the others share a block that each must copy
+    before it writes.
     """
     source = random.Random(seed)
     requests = []
     for index in range(count):
-        length = source.randint(2, most_inputs)
+        length = source.randint(-(-most_inputs // 2), most_inputs)
         if index % 2 and length > _WHOLE_BLOCKS:
             length -= length % _WHOLE_BLOCKS
         piece = _piece(text_ids, source.randrange(len(text_ids)), length)
-        num_outputs = source.randint(most_outputs // 2, most_outputs)
-        requests.append(Asked(piece, num_outputs, source.randrange(4), 3 * index, 3, 1000 + index))
+        num_outputs = source.randint(-(-most_outputs * 3 // 4), most_outputs)
+        requests.append(Asked(piece, num_outputs, 0, index, 3, 1000 + index))
     return requests
 
 

@@ -1,0 +1,59 @@
+"""NumPy's numbers are taken for what they say: those of few bits would overflow in the engine's sums."""
+
+import numpy as np
+import pytest
+
+from vllm_teach import SamplingParams
+from vllm_teach.engine.beam_params import BeamSearchParams
+from vllm_teach.engine.config import EngineConfig
+from vllm_teach.engine.preemption import PreemptionCosts
+from vllm_teach.engine.scheduler_config import SchedulerConfig
+from vllm_teach.errors import InvalidArgumentError
+
+
+def test_short_integers_do_not_overflow(make_llm):
+    llm = make_llm(np.int8(100), block_size=np.int8(4), max_num_seqs=np.int8(9), max_events=np.int64(7))
+    params = SamplingParams(
+        max_tokens=np.int8(40), ignore_eos=True, seed=np.uint8(2), stop_token_ids=[np.int16(400 - 150)]
+    )
+    plain = SamplingParams(max_tokens=40, ignore_eos=True, seed=2, stop_token_ids=[250])
+    prompts = [[1] * 100]  # 100 + 40 is more than an int8 holds
+    generated, expected = (llm.generate(prompts, each, use_tqdm=False)[0].outputs for each in (params, plain))
+    assert generated == expected
+    beams = [
+        llm.beam_search([[1] * 90], BeamSearchParams(width(2), width(30)), use_tqdm=False)[0].sequences[0].tokens
+        for width in (np.int8, int)
+    ]
+    assert beams[0] == beams[1]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        SamplingParams(n=np.int8(2), temperature=np.float16(0.5), top_k=np.int8(5), logprobs=np.int8(1)),
+        BeamSearchParams(np.int8(2), np.int8(3), length_penalty=np.float32(0.5)),
+        EngineConfig(seed=np.int64(3), watermark=np.float32(0.25)),
+        SchedulerConfig(max_num_seqs=np.int8(100), watermark=np.float32(0.25)),
+        PreemptionCosts(kv_bytes_per_token=np.int32(9)),
+    ],
+)
+def test_fields_hold_python_numbers(settings):
+    assert not [value for value in vars(settings).values() if isinstance(value, np.generic)]
+
+
+@pytest.mark.parametrize("name", ["kv_placement", "prefix_cache", "eviction_policy", "scheduling_policy", "batching"])
+def test_an_array_is_no_choice(name):
+    with pytest.raises(InvalidArgumentError, match=f"^{name}=.* is not valid: use "):
+        EngineConfig(**{name: np.array(["lru", "fcfs"])})
+
+
+def test_more_events_than_a_deque_can_count_are_refused():
+    with pytest.raises(InvalidArgumentError, match=r"^max_events=1000.* is not valid: use a whole number from 1 to "):
+        EngineConfig(max_events=10**30)
+
+
+@pytest.mark.parametrize("penalty", [10**30, -(10**30), 1e30, -1e30])
+def test_a_length_penalty_beyond_float64_is_refused(penalty):
+    """A whole number would be computed digit by digit and never end; a float overflows in the middle of a search."""
+    with pytest.raises(InvalidArgumentError, match=r"^length_penalty=.* is not valid: use a number from -32 to 32\.$"):
+        BeamSearchParams(2, 2, length_penalty=penalty)
