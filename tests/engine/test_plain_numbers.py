@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vllm_teach import SamplingParams
+from vllm_teach import LLM, SamplingParams
 from vllm_teach.engine.beam_params import BeamSearchParams
 from vllm_teach.engine.config import EngineConfig
 from vllm_teach.engine.preemption import PreemptionCosts
@@ -11,11 +11,10 @@ from vllm_teach.engine.scheduler_config import SchedulerConfig
 from vllm_teach.errors import InvalidArgumentError
 
 
-def test_short_integers_do_not_overflow(make_llm):
-    llm = make_llm(np.int8(100), block_size=np.int8(4), max_num_seqs=np.int8(9), max_events=np.int64(7))
-    params = SamplingParams(
-        max_tokens=np.int8(40), ignore_eos=True, seed=np.uint8(2), stop_token_ids=[np.int16(400 - 150)]
-    )
+def test_short_integers_do_not_overflow(tiny_model, byte_tokenizer):
+    limits = {"block_size": 4, "num_kv_blocks": 100, "max_num_seqs": 9, "max_events": 7}
+    llm = LLM.from_loaded(tiny_model, byte_tokenizer, **{name: np.int8(value) for name, value in limits.items()})
+    params = SamplingParams(max_tokens=np.int8(40), ignore_eos=True, seed=np.uint8(2), stop_token_ids=[np.int16(250)])
     plain = SamplingParams(max_tokens=40, ignore_eos=True, seed=2, stop_token_ids=[250])
     prompts = [[1] * 100]  # 100 + 40 is more than an int8 holds
     generated, expected = (llm.generate(prompts, each, use_tqdm=False)[0].outputs for each in (params, plain))

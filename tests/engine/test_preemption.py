@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from vllm_teach import SamplingParams
 from vllm_teach.engine.events import Admitted, BroughtBack, Preempted
 from vllm_teach.engine.preemption import PreemptionCosts
 from vllm_teach.engine.request import SequenceStatus
@@ -172,3 +173,17 @@ def test_without_the_quadratic_part_one_of_the_two_is_always_cheaper() -> None:
 def test_a_cost_that_is_no_positive_number_is_refused(value) -> None:
     with pytest.raises(InvalidArgumentError, match="swap_bytes_per_second="):
         PreemptionCosts(swap_bytes_per_second=value)
+
+
+@pytest.mark.parametrize("placement", ["scattered", "contiguous", "prefer_contiguous"])
+def test_no_step_is_empty_when_siblings_fill_the_pool_and_the_radix_cache_keeps_what_one_wrote(
+    make_llm, assert_empty, placement
+):
+    """The preempted sibling's half block stays in the cache and in the other's table: that one writes all the same."""
+    engine = make_llm(blocks=2, prefix_cache="radix", kv_placement=placement, max_num_seqs=2).engine
+    engine.add_request([1, 2, 3, 4, 5, 6], SamplingParams(n=3, max_tokens=2, seed=1, ignore_eos=True))
+    while engine.has_unfinished_requests():
+        engine.step()
+        assert engine.last_plan.items
+    assert engine.events.of(Preempted)
+    assert_empty(engine)

@@ -16,6 +16,7 @@ LESSONS = (
     "05_choosing_a_backend",
     "06_paged_kv_cache",
     "07_sharing_copy_on_write_prefix",
+    "08_scheduling",
 )
 SECTIONS = (
     "The problem",

@@ -198,8 +198,8 @@ class LLMEngine:
         """End a request and free what it holds; its sequences' finish_reason is "abort".
 
         Unknown ids, and requests that have ended, are left alone. What it holds is free before its last text is made.
-        Waits while another thread is inside: what an abort leaves behind would stay for ever. In the middle of a step, as
-        when the garbage collector closes a forgotten stream, it is put off to the step's end. Raises
+        Waits while another thread is inside: what an abort leaves behind would stay for ever. In the middle of a step,
+        as when the garbage collector closes a forgotten stream, it is put off to the step's end. Raises
         InvalidArgumentError for what is neither.
         """
         if not isinstance(request, str | Request):

@@ -39,7 +39,7 @@ def adaptive_budget(bars: tuple[StepBar, ...], target: float) -> AdaptiveBudget:
 
 
 def draw_adaptive_budget(data: AdaptiveBudget, fixed: AdaptiveBudget, *, title: str, last_step: int) -> Figure:
-    """Draw `data` and, as the baseline, the same requests under a `fixed` budget, up to `last_step`; returns the figure."""
+    """Draw `data` and, as the baseline, the same requests under a `fixed` budget, up to `last_step`."""
     figure, (top, bottom) = plt.subplots(2, 1, figsize=(8.4, 4.6), sharex=True)
     for each, ink, name, size in (
         (fixed, style.colour("baseline"), "fixed budget", 10),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -91,7 +91,7 @@ class Checker:
 
     def check(self, configuration: Configuration) -> Outcome:
         """Run all requests in one engine of this configuration and compare."""
-        asked = self.greedy + (self.sampled if configuration.completions > 1 else [])
+        asked = self.greedy + [replace(each, completions=configuration.completions) for each in self.sampled]
         served = serve(self._llm(configuration, asked), asked, None if self._rival is None else 0)
         agreement = rival = None
         differences: list[Difference] = []
@@ -146,7 +146,7 @@ class Checker:
             faults.append(
                 f"{served.hit_tokens} tokens came from the prefix cache, which is {configuration.prefix_cache}"
             )
-        forks = sum(one.completions - 1 for one in self.sampled) if configuration.completions > 1 else 0
+        forks = (configuration.completions - 1) * len(self.sampled)
         if served.num_forks != forks:
             faults.append(f"{served.num_forks} forks, not {forks}")
         if served.blocks_left:

@@ -29,7 +29,7 @@ class Configuration:
     """One engine. Each field is a factor of `FACTORS`.
 
     `memory` "roomy" has room for all requests at once. "recompute" and "swap" are a pool in which the longest request
-    just fits, and what happens to the sequences that must give way. `completions` 3 sends requests of n = 3 along.
+    just fits, and what happens to the sequences that must give way. `completions` is the n of the sampled requests.
     """
 
     policy: str

@@ -60,7 +60,8 @@ def draw_greedy(text_ids: Sequence[int], count: int, most_inputs: int, most_outp
     """Return `count` greedy requests, the same for the same arguments on every machine.
 
     Prompt lengths are spread evenly on a logarithmic scale from 1 to `most_inputs`, output lengths from 1 to
-    `most_outputs`, more of them long than short, in random order: all extremes are there. A prompt is a piece of
+    `most_outputs`, more of them long than short, in random order: all extremes are there, the longest prompt with
+    the shortest output, so that the pool in which it fits is small. A prompt is a piece of
     `text_ids`, which goes on at its beginning; three of four start at one of two places, so that prefixes are shared,
     and some of these end with a block of any size. The first half is there from the start, the others come one every
     second step.
@@ -72,6 +73,9 @@ def draw_greedy(text_ids: Sequence[int], count: int, most_inputs: int, most_outp
     outputs = [round(1 + (most_outputs - 1) * (index / (count - 1)) ** 0.5) for index in range(count)]
     source.shuffle(inputs)
     source.shuffle(outputs)
+    longest_prompt, shortest_output = inputs.index(most_inputs), outputs.index(1)
+    swapped = outputs[longest_prompt], outputs[shortest_output]
+    outputs[shortest_output], outputs[longest_prompt] = swapped
     starts = [source.randrange(len(text_ids)) for _ in range(_SHARED_STARTS)]
     requests = []
     for index, (length, num_outputs) in enumerate(zip(inputs, outputs, strict=True)):
