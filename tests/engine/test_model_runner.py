@@ -185,6 +185,26 @@ def test_blocks_that_were_given_back_are_not_needed() -> None:
         assert_distribution(result.tokens[sequence.seq_id].top_logprobs, wanted)
 
 
+def test_a_transfer_that_failed_is_made_up_for_and_those_before_it_are_not_repeated(monkeypatch) -> None:
+    runner = make_runner(make_model())
+    done, apply = [], runner.storage.apply
+
+    def fail_once(transfers):
+        if len(done) == 1 and not failures:
+            failures.append(1)
+            raise MemoryError
+        apply(transfers)
+        done.extend(transfers)
+
+    failures: list[int] = []
+    monkeypatch.setattr(runner.storage, "apply", fail_once)
+    plan = Plan(transfers=(Transfer("copy", ((0, 1),)), Transfer("copy", ((1, 2),)), Transfer("copy", ((3, 1),))))
+    with pytest.raises(MemoryError):
+        runner.execute(plan)
+    runner.execute(plan)
+    assert done == list(plan.transfers)
+
+
 def test_transfers_come_first_and_once() -> None:
     """Block 3 moves to 6 and the table names 6 already; executed again, the plan must not move what is there now."""
     model = make_model()
@@ -198,7 +218,7 @@ def test_transfers_come_first_and_once() -> None:
     )
     wanted = alone(model, tokens)[-1]
     assert_distribution(runner.execute(plan).tokens[sequence.seq_id].top_logprobs, wanted)
-    assert plan.transfers_applied
+    assert plan.num_applied == 2
     runner.storage.keys[:, 3] = torch.nan
     assert_distribution(runner.execute(plan).tokens[sequence.seq_id].top_logprobs, wanted)
 

@@ -38,7 +38,7 @@ class Storage:
     def execute(self, plan, text_of):
         """Write the plan's tokens, then check that each query finds the text before it; a window hides some of it."""
         self.apply(plan.transfers)
-        plan.transfers_applied = True
+        plan.num_applied = len(plan.transfers)
         for item in plan.items:
             for position in range(item.start, item.context_len):
                 block = self.device.setdefault(item.blocks[position // self.block_size], [])

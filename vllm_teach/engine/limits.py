@@ -89,6 +89,21 @@ def choose_num_blocks(config: EngineConfig, shape: ModelConfig, dtype: torch.dty
     return chosen // block_bytes
 
 
+def check_pattern(pattern: Pattern | None, max_model_len: int) -> None:
+    """Raise InvalidArgumentError if `pattern` says nothing of some position up to `max_model_len`.
+
+    It would fail in the forward pass that gets there, and all requests of that step with it.
+    """
+    if pattern is not None:
+        try:
+            pattern.check(1, max_model_len)
+        except InvalidArgumentError as error:
+            raise InvalidArgumentError(
+                f"attention_pattern={shown(pattern)} is not valid with max_model_len={max_model_len} "
+                f"({str(error).rstrip('.')}): make them fit."
+            ) from error
+
+
 def choose_num_host_blocks(config: EngineConfig, shape: ModelConfig, dtype: torch.dtype) -> int:
     """Return how many blocks fit into `config.swap_space`. Raises InvalidArgumentError if it is too small for one."""
     block_bytes = config.block_size * shape.kv_bytes_per_token(dtype.itemsize)

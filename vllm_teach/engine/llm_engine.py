@@ -15,6 +15,7 @@ from vllm_teach.engine.exclusive import Exclusive
 from vllm_teach.engine.failure import engine_error, shown
 from vllm_teach.engine.limits import (
     check_limits,
+    check_pattern,
     choose_max_model_len,
     choose_num_blocks,
     choose_num_host_blocks,
@@ -71,6 +72,7 @@ class LLMEngine:
             record=self.events.record,
         )
         self.max_model_len = choose_max_model_len(config, shape, self.kv.max_tokens)
+        check_pattern(config.attention_pattern, self.max_model_len)
         self.scheduler = Scheduler(self.kv, make_scheduler_config(config, model, self.max_model_len), self.events)
         self.writer = OutputWriter(tokenizer, self._end)
         self.last_plan = Plan()

@@ -42,9 +42,9 @@ class ModelRunner:
         earlier layers may have written their K and V: the same plan can be executed again, which writes the same slots.
         Its transfers are not applied a second time.
         """
-        if not plan.transfers_applied:
-            self.storage.apply(plan.transfers)
-            plan.transfers_applied = True
+        for transfer in plan.transfers[plan.num_applied :]:
+            self.storage.apply((transfer,))
+            plan.num_applied += 1
         if not plan.items:
             return StepResult()
         batch = Batch.of(plan, self.storage.block_size, self.storage.zero_block, self.model.device)

@@ -43,7 +43,7 @@ class ScheduledSequence:
 class Plan:
     """One step. The runner applies `transfers` in their order, then computes `items` in one batch.
 
-    It sets `transfers_applied` between the two: if the step breaks off before, the next plan brings them again.
+    It counts in `num_applied` the transfers that took place: if the step breaks off, the next plan brings the others.
     `preempted` are the sequences that lost their place; they are in no plan until they come back.
     """
 
@@ -51,7 +51,7 @@ class Plan:
     items: tuple[ScheduledSequence, ...] = ()
     transfers: tuple[Transfer, ...] = ()
     preempted: tuple[Sequence, ...] = ()
-    transfers_applied: bool = False
+    num_applied: int = 0
 
     @property
     def num_tokens(self) -> int:

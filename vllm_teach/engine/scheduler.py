@@ -88,7 +88,7 @@ class Scheduler:
         Ended sequences leave the cache at once. Returns the sequences that took part, those that branched off included.
         """
         if result.tokens or (plan.items and not result.errors):
-            plan.transfers_applied = True  # or there would be no tokens
+            plan.num_applied = len(plan.transfers)  # or there would be no tokens
         advanced = [sequence for item in plan.items for sequence in self._settler.settle(item, result)]
         if plan.step > self._last_ended:
             self._last_ended = plan.step
@@ -280,7 +280,7 @@ class Scheduler:
 
     def _close(self, step: OpenStep) -> Plan:
         """Return the finished plan, with the transfers that the last one did not get to."""
-        missed = () if self._last_plan.transfers_applied else self._last_plan.transfers
+        missed = self._last_plan.transfers[self._last_plan.num_applied :]
         transfers = (*missed, *self.kv.take_transfers())
         self._last_plan = Plan(self.events.step, tuple(step.items), transfers, tuple(step.preempted))
         for item in step.items:

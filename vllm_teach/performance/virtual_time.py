@@ -236,7 +236,7 @@ class _NoModel:
     """A runner whose every token is 0."""
 
     def execute(self, plan: Plan) -> StepResult:
-        plan.transfers_applied = True
+        plan.num_applied = len(plan.transfers)
         return StepResult({item.sequence.seq_id: SampledToken(0) for item in plan.items if item.samples})
 
 
