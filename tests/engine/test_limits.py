@@ -7,8 +7,10 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
-from vllm_teach import LLM
+from vllm_teach import LLM, SamplingParams
+from vllm_teach.attention.patterns import BlockSparsePattern, LocalWindow
 from vllm_teach.engine import llm as llm_module
 from vllm_teach.engine.config import EngineConfig
 from vllm_teach.errors import InvalidArgumentError, ModelLoadError, ModelNotFoundError
@@ -188,3 +190,16 @@ def test_an_end_of_text_that_the_model_does_not_have(tiny_model, byte_tokenizer,
     monkeypatch.setattr(type(byte_tokenizer), "stop_token_ids", (256, token_id))
     with pytest.raises(ModelLoadError, match=f"end-of-text id {token_id} "):
         LLM.from_loaded(tiny_model, byte_tokenizer, kv_cache_memory_bytes=2**20)
+
+
+@pytest.mark.parametrize("combine", [lambda each: each, lambda each: each & LocalWindow(9)])
+def test_a_pattern_shorter_than_the_context_is_refused(make_llm, combine):
+    """Else the request that first comes to its end would take all requests of that step with it."""
+    pattern = combine(BlockSparsePattern(torch.ones(4, 4, dtype=torch.bool), 4))
+    with pytest.raises(InvalidArgumentError, match=r"^attention_pattern=.*max_model_len=17 \(.*\): make them fit\.$"):
+        make_llm(attention_pattern=pattern, max_model_len=17)
+    engine = make_llm(attention_pattern=pattern, max_model_len=16).engine
+    engine.add_request([1] * 10, SamplingParams(max_tokens=None, ignore_eos=True))
+    while engine.has_unfinished_requests():
+        (output,) = engine.step()
+    assert (output.error, len(output.outputs[0].token_ids)) == (None, 6)

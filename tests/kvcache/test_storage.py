@@ -132,3 +132,8 @@ def test_bytes_are_what_the_bookkeeping_says() -> None:
         cache = KVStorage(2, 5, 16, config.num_kv_heads, config.head_dim, dtype, "cpu")
         held = cache.keys.nbytes + cache.values.nbytes
         assert held == (5 + 1) * 16 * config.kv_bytes_per_token(dtype.itemsize)
+
+
+def test_a_swap_file_with_an_impossible_name_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"^swap_file='a\\x00b' cannot be made"):
+        KVStorage(1, 2, 4, 1, 8, torch.float32, "cpu", num_host_blocks=1, swap_file="a\0b")

@@ -111,7 +111,7 @@ def _host_memory(
         with open(swap_file, "wb") as file:
             _take_room(file, num_bytes)
         storage = torch.UntypedStorage.from_file(str(swap_file), shared=True, nbytes=num_bytes)
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, ValueError) as error:  # ValueError: a name with a null character
         raise InvalidArgumentError(
             f"swap_file={str(swap_file)!r} cannot be made {num_bytes} bytes large ({error}): name a file in a folder "
             "with room, or lower swap_space."

@@ -12,6 +12,7 @@ from vllm_teach.performance.virtual_time import Arrival, StepCost, simulate
 from vllm_teach.teaching.figures.adaptive_budget import adaptive_budget, draw_adaptive_budget
 from vllm_teach.teaching.figures.batch_places import batch_places, draw_batch_places
 from vllm_teach.teaching.figures.budget_sweep import budget_sweep, draw_budget_sweep
+from vllm_teach.teaching.figures.budget_view import draw_budget_view
 from vllm_teach.teaching.figures.held_blocks import draw_held_blocks
 from vllm_teach.teaching.figures.preemption_costs import CostCurves, draw_cost_curves, modelled_curves
 from vllm_teach.teaching.figures.step_budget import StepBar, draw_step_bars, step_bars, step_table
@@ -134,3 +135,12 @@ def test_held_blocks_and_gaps_draw_what_they_are_given() -> None:
     ax = draw_token_gaps({"alone": [0.1, 0.2]}, title="x").axes[0]
     assert list(ax.lines[0].get_xdata()) == [2, 3]
     assert list(ax.lines[0].get_ydata()) == [0.1, 0.2]
+
+
+def test_the_view_of_a_budget_has_one_time_axis() -> None:
+    events = run().events
+    names = {0: "A", 1: "B", 2: "C"}
+    figure = draw_budget_view(batch_places(events, 2), step_bars(events), names, title="x", seconds=10)
+    top, bottom = figure.axes
+    assert top.get_xlim() == bottom.get_xlim() == (0, 10_000)
+    assert bottom.get_ylim()[1] > 8  # the budget

@@ -25,7 +25,7 @@ def test_prompts_are_pieces_of_the_text_and_some_share_their_start() -> None:
         first = request.prompt[0]
         assert list(request.prompt) == [(first + offset) % len(TEXT) for offset in range(len(request.prompt))]
     starts = Counter(request.prompt[0] for request in requests)
-    assert sum(count for count in starts.values() if count > 1) == 32
+    assert sum(count for count in starts.values() if count > 1) == 48
 
 
 def test_the_same_seed_gives_the_same_requests() -> None:

@@ -101,7 +101,7 @@ def draw_batch_places(
     )
     longest = max(data.seconds for data in panels.values())
     for ax, (name, data) in zip(axes[:, 0], panels.items(), strict=True):
-        _draw_panel(ax, data, names)
+        draw_panel(ax, data, names)
         ax.set_title(f"{name}: {1e3 * data.seconds:.0f} ms", fontsize=11, weight="normal", pad=3)
         ax.set_xlim(0, 1e3 * longest * 1.01)
     axes[-1, 0].set_xlabel(f"time ({unit})")
@@ -112,7 +112,8 @@ def draw_batch_places(
     return figure
 
 
-def _draw_panel(ax: Axes, data: BatchPlaces, names: Mapping[int, str]) -> None:
+def draw_panel(ax: Axes, data: BatchPlaces, names: Mapping[int, str]) -> None:
+    """Draw one set of places, in milliseconds; changes `ax`."""
     whole = Rectangle((0, -0.42), 1e3 * data.seconds, data.num_places - 0.16, **_EMPTY)
     ax.add_patch(whole)
     for place, _, start, end in data.stays:

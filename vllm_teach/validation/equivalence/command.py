@@ -35,7 +35,7 @@ class Size:
 
 FULL, QUICK = Size(1500, 128, 10), Size(200, 48, 4)
 _TINY = {FULL: Size(384, 128, 10), QUICK: Size(96, 32, 4)}  # its context has 512 tokens
-_QUICK_REQUESTS, _QUICK_CONFIGURATIONS = 24, 4
+_REQUESTS, _QUICK_REQUESTS, _QUICK_CONFIGURATIONS = 64, 24, 4
 _TEXT = "texts/corran_sound.txt"
 
 
@@ -82,7 +82,7 @@ def _run(arguments: argparse.Namespace, command: str) -> int:
     text_ids = tokenizer.encode(data.path(_TEXT).read_text(encoding="utf-8"))
     size = QUICK if arguments.quick else FULL
     size = _TINY[size] if arguments.model == "tiny" else size
-    count = arguments.requests or (_QUICK_REQUESTS if arguments.quick else 64)
+    count = arguments.requests or (_QUICK_REQUESTS if arguments.quick else _REQUESTS)
     checker = Checker(
         load_model(path, dtype),
         tokenizer,
@@ -90,6 +90,7 @@ def _run(arguments: argparse.Namespace, command: str) -> int:
         draw_greedy(text_ids, count, size.most_inputs, size.most_outputs),
         draw_sampled(text_ids, size.num_sampled, size.most_outputs, size.most_outputs),
         rival=None if dtype == torch.float32 else Reference(path, dtype),
+        demanding=count >= _REQUESTS and not arguments.quick,
     )
     print(
         f"{arguments.model}, {arguments.dtype}, {torch.get_num_threads()} threads: {count} greedy requests", flush=True

@@ -18,9 +18,8 @@ LEAST_PREEMPTIONS = 20
 class Served:
     """The finished requests, in the order they were asked, and counts of events.
 
-    `preemptions` by mode, "recompute" and "swap"; `hit_tokens` that came from the prefix cache, those found
-    again after a preemption included; blocks still held at
-    the end; the most blocks held at the end of any step.
+    `preemptions` by mode, "recompute" and "swap"; `hit_tokens` that came from the prefix cache, those found again
+    after a preemption included; blocks still held at the end; the most blocks held at the end of any step.
     """
 
     requests: list[Request]
