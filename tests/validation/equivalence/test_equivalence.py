@@ -109,7 +109,7 @@ def test_a_configuration_that_did_not_do_what_it_is_for_fails(make_checker: Call
     """Equal tokens prove nothing about preemption and prefix hits where there were none."""
     demanding = make_checker(demanding=True)
     demanding.prepare()
-    outcome = demanding.check(Configuration("fcfs", "static", 64, 16, "radix", "contiguous", "swap", 1))
+    outcome = demanding.check(Configuration("fcfs", "static", 64, 16, "hash", "contiguous", "swap", 1))
     assert outcome.differences == []
     assert outcome.faults == ["0 preemptions by swap, not at least 20", "no token came from the prefix cache"]
     assert not outcome.passed

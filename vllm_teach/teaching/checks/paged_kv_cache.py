@@ -125,7 +125,7 @@ def meter(lengths: list[int], per_slot: int, per_block: int) -> Callable[[int], 
         nonlocal runs
         runs += 1
         if runs > MOST_RUNS:
-            raise RunLimitError(f"{MOST_RUNS} runs are allowed: which two tell you both prices?")
+            raise RunLimitError(f"{MOST_RUNS} runs are allowed: choose two that tell you both prices.")
         blocks = sum(-(-length // block_size) for length in lengths)
         return per_slot * (blocks * block_size - sum(lengths)) + per_block * blocks
 
