@@ -1,0 +1,77 @@
+"""A matrix of small integers, with a scale and a zero for each group of a row: what every method here makes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vllm_teach.errors import InvalidArgumentError
+
+BITS = (2, 3, 4, 8)
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizedWeight:
+    """A weight `[out, in]` in `bits` bits: w[o, i] ≈ scales[o, g] · (codes[o, i] - zeros[o, g]), i of group g.
+
+    `codes` is uint8 `[out, in]` with values 0 … 2^bits - 1; `scales` is float16 `[out, groups]`, positive and finite;
+    `zeros`, the codes that stand for 0, is uint8 `[out, groups]`. Groups are runs of in / groups inputs, or what
+    `group_of`, int32 `[in]`, says (GPTQ's g_idx, after act-order). One group is a scale per output channel; one scale
+    for the whole tensor is the same number in every row.
+
+    Raises InvalidArgumentError for tensors that do not fit together.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    zeros: Tensor
+    bits: int
+    group_of: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.bits not in BITS:
+            raise InvalidArgumentError(f"bits={self.bits!r} is not valid: use one of {', '.join(map(str, BITS))}.")
+        out, groups = self.scales.shape
+        if self.codes.dim() != 2 or len(self.codes) != out or self.zeros.shape != self.scales.shape:
+            raise InvalidArgumentError(
+                f"codes has shape {list(self.codes.shape)}, scales {list(self.scales.shape)} and zeros "
+                f"{list(self.zeros.shape)}: they must be [out, in], [out, groups] and [out, groups]."
+            )
+        if self.group_of is None and self.in_features % groups:
+            raise InvalidArgumentError(
+                f"scales has {groups} groups for {self.in_features} inputs: give a divisor, or `group_of`."
+            )
+        if self.group_of is not None and self.group_of.shape != (self.in_features,):
+            raise InvalidArgumentError(
+                f"group_of has shape {list(self.group_of.shape)}: give the group of each of {self.in_features} inputs."
+            )
+
+    @property
+    def out_features(self) -> int:
+        """How many rows the matrix has."""
+        return self.codes.shape[0]
+
+    @property
+    def in_features(self) -> int:
+        """How many columns the matrix has."""
+        return self.codes.shape[1]
+
+    @property
+    def num_groups(self) -> int:
+        """How many scales a row has."""
+        return self.scales.shape[1]
+
+    def groups(self) -> Tensor:
+        """Return the group of each input, int64 `[in]`."""
+        if self.group_of is not None:
+            return self.group_of.long()
+        size = self.in_features // self.num_groups
+        return torch.arange(self.in_features, device=self.codes.device) // size
+
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Return the weight that the codes stand for, `[out, in]`, computed in float32 and rounded to `dtype`."""
+        group = self.groups()
+        steps = self.codes.float() - self.zeros.float()[:, group]  # [out, in]
+        return (steps * self.scales.float()[:, group]).to(dtype)
