@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from vllm_teach import backends, cli
+from vllm_teach.quantization.quantization_config import read_config
 from vllm_teach.teaching import lab
 
 
@@ -167,3 +168,58 @@ def test_lessons_are_copied_once_and_never_over_the_readers_work(tmp_path):
     first.write_text("my own work")
     lab.prepare_lessons(folder)
     assert first.read_text() == "my own work"
+
+
+QUANTIZE = ["quantize", "tiny", "--quiet", "--output"]
+
+
+def test_quantize_writes_a_folder_and_prints_what_it_holds(tmp_path, capsys):
+    out = tmp_path / "out"
+    text = tmp_path / "text.txt"
+    text.write_text("The quick brown fox jumps over the lazy dog. " * 60)
+    calibration = ["--calibration", str(text), "--samples", "4", "--length", "32"]
+    assert cli.main([*QUANTIZE, str(out), "--method", "gptq", "--group-size", "32", *calibration]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"{out}\n  gptq, 4 bits, groups of 32, layout: GPTQ's, version 1\n")
+    assert "whole model" in printed
+    config = read_config(out)
+    assert (config.method, config.bits, config.group_size, config.layout) == ("gptq", 4, 32, "gptq")
+    assert (out / "tokenizer.json").is_file()
+
+
+def test_quantize_options_reach_the_config(tmp_path):
+    assert (
+        cli.main([*QUANTIZE, str(tmp_path / "a"), "--method", "rtn", "--bits", "3", "--head-bits", "8", "--symmetric"])
+        == 0
+    )
+    config = read_config(tmp_path / "a")
+    assert (config.method, config.bits, config.head_bits, config.symmetric) == ("rtn", 3, 8, True)
+    assert cli.main([*QUANTIZE, str(tmp_path / "b"), "--method", "int8"]) == 0
+    assert (read_config(tmp_path / "b").bits, read_config(tmp_path / "b").group_size) == (8, None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--method", "gptq", "--group-size", "96"], "use 8 or 16 or 32 or 64 or"),
+        (["--method", "int8", "--bits", "4"], "bits=4"),
+        (["--method", "awq", "--act-order"], "act_order=True"),
+        (["--method", "gptq", "--calibration", "no/such/file"], "calibration='no/such/file'"),
+        (["--method", "gptq", "--calibration", __file__, "--samples", "1", "--length", "600"], "use a shorter length"),
+    ],
+)
+def test_quantize_refuses_what_cannot_work_in_one_line(tmp_path, capsys, arguments, complaint):
+    assert cli.main([*QUANTIZE, str(tmp_path / "out"), *arguments]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    [line] = printed.err.strip().splitlines()
+    assert line.startswith("vllm-teach: ")
+    assert complaint in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_quantize_never_writes_over_a_folder(tmp_path, capsys):
+    (tmp_path / "mine").write_text("x")
+    assert cli.main([*QUANTIZE, str(tmp_path), "--method", "rtn"]) == 1
+    assert "is there already: give a new folder" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]

@@ -71,6 +71,32 @@ def run_generate(arguments: argparse.Namespace) -> None:
     _write("")
 
 
+def run_quantize(arguments: argparse.Namespace) -> None:
+    """Quantise a model into a new folder, or go on where such a run broke off."""
+    from vllm_teach.models import load_tokenizer, resolve_model
+    from vllm_teach.models.partial_folder import check_output
+    from vllm_teach.models.quantize import CALIBRATED, check_quantizable, quantize_model
+    from vllm_teach.quantization.quantization_config import QuantizationConfig
+    from vllm_teach.training.calibration_text import BUILTIN, calibration_ids
+
+    config = QuantizationConfig.choose(
+        arguments.method,
+        bits=arguments.bits,
+        group_size=arguments.group_size,
+        symmetric=arguments.symmetric,
+        act_order=arguments.act_order,
+        head_bits=arguments.head_bits,
+    )
+    check_output(arguments.output)
+    folder = resolve_model(arguments.model)
+    check_quantizable(folder, config)
+    text, ids = arguments.calibration or (BUILTIN if config.method in CALIBRATED else None), None
+    if text is not None:
+        sizes = {"samples": arguments.samples, "length": arguments.length, "seed": arguments.seed}
+        ids = calibration_ids(text, load_tokenizer(folder), **sizes)
+    _write(quantize_model(folder, arguments.output, config, ids, progress=not arguments.quiet))
+
+
 def run_tune(arguments: argparse.Namespace) -> None:
     """Measure which attention backend is fastest here at which size; the policy "measured" reads the result."""
     from vllm_teach.performance.tuning import tune
@@ -196,6 +222,28 @@ def build_parser() -> argparse.ArgumentParser:
     generate.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"])
     generate.add_argument("--device", default="auto")
     generate.set_defaults(run=run_generate)
+
+    quantize = commands.add_parser(
+        "quantize",
+        help="write a quantised copy of a model",
+        description="Write a quantised copy of a model. A run that broke off goes on when the command is given again.",
+    )
+    quantize.add_argument("model", help="alias, folder, .gguf file or hub id")
+    quantize.add_argument("--method", required=True, choices=["gptq", "awq", "rtn", "int8"])
+    quantize.add_argument("--output", required=True, type=Path, metavar="DIR", help="the new folder")
+    quantize.add_argument("--bits", type=int, choices=[2, 3, 4, 8], help="of a weight (default: 4; int8: 8)")
+    quantize.add_argument(
+        "--group-size", type=int, help="inputs that share a scale, -1 for all (default: 64; int8: -1)"
+    )
+    quantize.add_argument("--head-bits", type=int, default=16, choices=[8, 16], help="8 makes embedding and head int8")
+    quantize.add_argument("--symmetric", action="store_true", help="the same reach to both sides of 0")
+    quantize.add_argument("--act-order", action="store_true", help="gptq: the most important inputs first")
+    quantize.add_argument("--calibration", metavar="FILE", help="text to learn from, or 'builtin' (gptq, awq: builtin)")
+    quantize.add_argument("--samples", type=_count, default=128, help="pieces of that text (default: 128)")
+    quantize.add_argument("--length", type=_count, default=512, help="tokens of a piece (default: 512)")
+    quantize.add_argument("--seed", type=int, default=0, help="of the choice of text (default: 0)")
+    quantize.add_argument("--quiet", action="store_true", help="no progress bar")
+    quantize.set_defaults(run=run_quantize)
 
     tune = commands.add_parser("tune", help="measure once which attention backend is fastest here at which size")
     tune.add_argument("--quiet", action="store_true", help="no progress bar")

@@ -13,11 +13,32 @@ struct Float16 {
     uint16_t bits;
 };
 
+// 16 bits to 32 and back; the upper 16 must be 0. GCC 12 makes five instructions of __builtin_convertvector here.
+inline Words widen(Halves x) {
+#if defined(__AVX512F__)
+    return (Words)_mm512_cvtepu16_epi32((__m256i)x);
+#elif defined(__AVX2__)
+    return (Words)_mm256_cvtepu16_epi32((__m128i)x);
+#else
+    return __builtin_convertvector(x, Words);
+#endif
+}
+
+inline Halves narrow(Words x) {
+#if defined(__AVX512F__)
+    return (Halves)_mm512_cvtepi32_epi16((__m512i)x);
+#elif defined(__AVX2__)
+    return (Halves)_mm_packus_epi32(_mm256_castsi256_si128((__m256i)x), _mm256_extracti128_si256((__m256i)x, 1));
+#else
+    return __builtin_convertvector(x, Halves);
+#endif
+}
+
 // LANES elements at any address, as float32.
 inline Floats load_floats(const float* from) { return load<Floats>(from); }
 
 inline Floats load_floats(const BFloat16* from) {
-    return as_floats((Ints)(__builtin_convertvector(load<Halves>(from), Words) << 16));
+    return (Floats)(widen(load<Halves>(from)) << 16);
 }
 
 inline Floats load_floats(const Float16* from) {
@@ -28,28 +49,31 @@ inline Floats load_floats(const Float16* from) {
 #else
     // Shifted into place, the exponent is too small by 127 - 15, also for numbers below the normal ones. Multiplying
     // mends it for all but infinity and NaN, whose exponent field must become all ones.
-    const Words half = __builtin_convertvector(load<Halves>(from), Words);
+    const Words half = widen(load<Halves>(from));
     const Floats number = (Floats)((half & 0x7fff) << 13) * 5.192296858534828e33f;  // 2^112
     const Words special = (Words)(number >= 65536.0f) & 0x7f800000;
     return (Floats)((Words)number | special | (half & 0x8000) << 16);
 #endif
 }
 
-// LANES float32 rounded to the nearest element, to even in the middle.
-inline void store_floats(float* to, Floats x) { store(to, x); }
+// LANES float32 rounded to the nearest element, to even in the middle. What is pointed to only names the type.
+inline Floats to_elements(const float*, Floats x) { return x; }
 
-inline void store_floats(BFloat16* to, Floats x) {
+// The float32 whose upper half is x as bfloat16, but for its lower half.
+inline Words nearest_bfloat16(Floats x) {
     const Words bits = (Words)x;
     const Words rounded = bits + 0x7fff + (bits >> 16 & 1);
     const Words quiet_nan = bits | 0x400000;  // rounding could carry a NaN to infinity
-    store(to, __builtin_convertvector((x == x ? rounded : quiet_nan) >> 16, Halves));
+    return x == x ? rounded : quiet_nan;
 }
 
-inline void store_floats(Float16* to, Floats x) {
+inline Halves to_elements(const BFloat16*, Floats x) { return narrow(nearest_bfloat16(x) >> 16); }
+
+inline Halves to_elements(const Float16*, Floats x) {
 #if defined(__AVX512F__)
-    store(to, (Halves)_mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT));
+    return (Halves)_mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT);
 #elif defined(__F16C__)
-    store(to, (Halves)_mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT));
+    return (Halves)_mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT);
 #else
     const Words sign = (Words)x & 0x80000000u;
     const Words size = (Words)x ^ sign;
@@ -59,11 +83,28 @@ inline void store_floats(Float16* to, Floats x) {
     const Words special = size > 0x7f800000u ? spread(0x7e00u) : spread(0x7c00u);
     Words half = size < 0x38800000u ? small : normal;
     half = size >= 0x47800000u ? special : half;
-    store(to, __builtin_convertvector(half | sign >> 16, Halves));
+    return narrow(half | sign >> 16);
 #endif
 }
 
-// The same for the first `count` of LANES elements; the others are 0 when read and left alone when written.
+template <class T>
+inline void store_floats(T* to, Floats x) {
+    store(to, to_elements(to, x));
+}
+
+// LANES float32 as an element of type T holds them.
+template <class T>
+inline Floats rounded(Floats x) {
+    const auto elements = to_elements((const T*)nullptr, x);
+    return load_floats((const T*)&elements);
+}
+
+template <>
+inline Floats rounded<BFloat16>(Floats x) {
+    return (Floats)(nearest_bfloat16(x) & 0xffff0000);
+}
+
+// Read and write the first `count` of LANES elements; the others are 0 when read and left alone when written.
 template <class T>
 inline Floats load_some(const T* from, int64_t count) {
     if (count >= LANES) return load_floats(from);

@@ -1,12 +1,12 @@
-// Vectors of the machine's width, and what they can do. The rest of the kernel is written with these alone, and so
-// compiles for every instruction set: GCC and Clang turn + and * on them into the instructions of the target.
+// Vectors of the machine's width, and what they can do. The kernels are written with these alone, and so compile for
+// every instruction set: GCC and Clang turn + and * on them into the instructions of the target.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 #include <utility>
 
-#if defined(__AVX512F__) || defined(__F16C__)
+#if defined(__SSE2__)
 #include <immintrin.h>
 #endif
 
@@ -38,6 +38,29 @@ inline Vector load(const void* from) {
 template <class Vector>
 inline void store(void* to, Vector vector) {
     std::memcpy(to, &vector, sizeof vector);
+}
+
+// Write a whole vector to a multiple of its own size past the caches, where there is such a store: for what is too much
+// to stay in them until it is read. A plain store would read the old values first. Ends with `finish_streaming`.
+template <class Vector>
+inline void stream(void* to, Vector vector) {
+#if defined(__AVX512F__)
+    if constexpr (sizeof vector == 64) return _mm512_stream_si512((__m512i*)to, (__m512i)vector);
+#endif
+#if defined(__AVX__)
+    if constexpr (sizeof vector == 32) return _mm256_stream_si256((__m256i*)to, (__m256i)vector);
+#endif
+#if defined(__SSE2__)
+    if constexpr (sizeof vector == 16) return _mm_stream_si128((__m128i*)to, (__m128i)vector);
+#endif
+    store(to, vector);
+}
+
+// Let other threads see what this one has streamed.
+inline void finish_streaming() {
+#if defined(__SSE2__)
+    _mm_sfence();
+#endif
 }
 
 // The same value in all lanes. x - 0 is x for every x; x + 0 is not for -0, and would cost an addition.

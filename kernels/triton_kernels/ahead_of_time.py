@@ -14,6 +14,7 @@ from triton.compiler import ASTSource
 from . import tuning
 from .backward_math import delta_kernel
 from .block_sparse_forward import block_sparse_forward_kernel
+from .dequantize_matmul import PART, STORED_BITS, dequantize_matmul_kernel, stages
 from .flash_backward import flash_backward_keys_kernel, flash_backward_queries_kernel
 from .flash_forward import flash_forward_kernel
 from .merge_splits import merge_splits_kernel
@@ -34,10 +35,12 @@ TILED = {
 }
 _TYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 _FLOAT32 = ("lse_ptr", "delta_ptr", "slopes_ptr", "parts_ptr", "part_lse_ptr")
-_BYTES = ("masks_ptr",)
+_FLOAT16 = ("scales_ptr",)
+_BYTES = ("masks_ptr", "codes_ptr", "zeros_ptr")
 _INT32 = ("cu_q_ptr", "cu_k_ptr", "table_ptr", "kv_lens_ptr", "starts_ptr", "full_ends_ptr", "k_tile_ptr",
           "mask_index_ptr")  # fmt: skip
-_FLOATS = ("scale", "softcap", "keep_scale")
+_MULTIPLES_OF_16 = ("_ptr", "_row", "_head", "_block", "_slot", "_features")
+_FLOATS = ("scale", "softcap", "keep_scale", "eps")
 FEATURES = ("VARLEN", "LEFT", "RIGHT", "SOFTCAP", "ALIBI", "DROPOUT")
 
 
@@ -75,6 +78,14 @@ def compile_small(dtype: torch.dtype, capability: int, head_dim: int = 128) -> I
     yield compile_kernel(merge_splits_kernel, dtype, capability, sizes | {"SPLITS": 16})
 
 
+def compile_dequantize(dtype: torch.dtype, capability: int, bits: int, one_group: bool = True) -> Compiled:
+    """Compile the product with weights of `bits` bits; `one_group` where a group has whole tiles of columns."""
+    tile_m = 64 if dtype.itemsize == 2 else 16
+    sizes = {"STORED": STORED_BITS[bits], "PART": PART, "TILE_M": tile_m, "TILE_N": 64}
+    constants = {**sizes, "ONE_GROUP": one_group, "BIAS": True, "PRECISION": dot_precision(dtype)}
+    return compile_kernel(dequantize_matmul_kernel, dtype, capability, constants, stages=stages(one_group))
+
+
 def compile_kernel(
     function: triton.JITFunction,
     dtype: torch.dtype,
@@ -85,12 +96,13 @@ def compile_kernel(
 ) -> Compiled:
     """Compile `function` for sm_`capability` with tensors of `dtype`; `constants` are its tl.constexpr arguments.
 
-    Pointers and strides count as multiples of 16, as PyTorch's tensors have them. Raises what Triton's compiler raises.
+    Pointers, strides, features and a row's size count as multiples of 16, as PyTorch's tensors have them. Raises what
+    Triton's compiler raises.
     """
     signature, attributes = {}, {}
     for index, parameter in enumerate(function.params):
         signature[parameter.name] = "constexpr" if parameter.is_constexpr else _type(parameter.name, dtype)
-        if parameter.name.endswith(("_ptr", "_row", "_head", "_block", "_slot")):
+        if parameter.name == "size" or parameter.name.endswith(_MULTIPLES_OF_16):
             attributes[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(function, signature=signature, constexprs=constants, attrs=attributes)
     target = GPUTarget("cuda", capability, 32)
@@ -101,6 +113,8 @@ def compile_kernel(
 def _type(name: str, dtype: torch.dtype) -> str:
     if name in _FLOAT32:
         return "*fp32"
+    if name in _FLOAT16:
+        return "*fp16"
     if name in _BYTES:
         return "*u8"
     if name in _INT32:

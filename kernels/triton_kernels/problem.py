@@ -175,16 +175,17 @@ def check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rank: int, 
     check_device(q)
 
 
-def check_device(q: torch.Tensor) -> None:
-    """Raise InvalidArgumentError unless kernels can run where `q` is, in its dtype."""
-    if q.device.type != "cuda" and not (INTERPRETED and q.device.type == "cpu"):
+def check_device(tensor: torch.Tensor, name: str = "q") -> None:
+    """Raise InvalidArgumentError, naming the argument `name`, unless kernels can run where it is, in its dtype."""
+    if tensor.device.type != "cuda" and not (INTERPRETED and tensor.device.type == "cpu"):
         raise InvalidArgumentError(
-            f"q is on {q.device}; move it to a CUDA device, or set TRITON_INTERPRET=1 before importing this module and "
-            "move it to the CPU."
+            f"{name} is on {tensor.device}; move it to a CUDA device, or set TRITON_INTERPRET=1 before importing this "
+            "module and move it to the CPU."
         )
-    if INTERPRETED and q.dtype == torch.bfloat16:
+    if INTERPRETED and tensor.dtype == torch.bfloat16:
         raise InvalidArgumentError(
-            "q has dtype torch.bfloat16, which Triton's interpreter rounds towards zero; use float16 or float32 there."
+            f"{name} has dtype torch.bfloat16, which Triton's interpreter rounds towards zero; use float16 or float32 "
+            "there."
         )
 
 

@@ -56,3 +56,36 @@ def test_a_length_penalty_beyond_float64_is_refused(penalty):
     """A whole number would be computed digit by digit and never end; a float overflows in the middle of a search."""
     with pytest.raises(InvalidArgumentError, match=r"^length_penalty=.* is not valid: use a number from -32 to 32\.$"):
         BeamSearchParams(2, 2, length_penalty=penalty)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("kv_cache_memory_bytes", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "seed", "block_size"),
+        *("num_kv_blocks", "swap_space", "long_prefill_token_threshold"),
+    ],
+)
+@pytest.mark.parametrize("value", [10**5000, -(10**5000), 10**20], ids=["10**5000", "-10**5000", "10**20"])
+def test_a_number_too_long_to_print_is_taken_or_refused(tiny_model, byte_tokenizer, name, value):
+    """Python prints no whole number of more than 4,300 digits, so a message with one in it is an error itself."""
+    limits = ({} if name in ("kv_cache_memory_bytes", "num_kv_blocks") else {"num_kv_blocks": 9}) | {name: value}
+    if value > 0 and name in ("max_num_batched_tokens", "long_prefill_token_threshold"):
+        llm = LLM.from_loaded(tiny_model, byte_tokenizer, **limits)
+        assert llm.generate("a", SamplingParams(max_tokens=2), use_tqdm=False)[0].finished
+        return
+    with pytest.raises(InvalidArgumentError, match=rf"^({name}|max_num_batched_tokens|num_kv_blocks)=") as caught:
+        LLM.from_loaded(tiny_model, byte_tokenizer, **limits)
+    assert len(str(caught.value)) < 400
+
+
+def test_a_minimum_above_a_maximum_too_long_to_print():
+    with pytest.raises(InvalidArgumentError, match=r"^min_tokens=.* is not valid: use at most max_tokens, which is "):
+        SamplingParams(max_tokens=10**5000, min_tokens=10**5000 + 1)
+
+
+def test_more_beams_than_can_be_printed(make_llm):
+    with pytest.raises(InvalidArgumentError, match=r"^beam_width=.* is not valid: each beam is a sequence"):
+        make_llm().beam_search("a", BeamSearchParams(10**5000, 4), use_tqdm=False)
+    roomy = make_llm(max_num_seqs=10**5000, max_num_batched_tokens=10**5000)
+    with pytest.raises(InvalidArgumentError, match=r"^prompts\[0\]: .* beams of 5 tokens may need "):
+        roomy.beam_search("a", BeamSearchParams(10**5000, 4), use_tqdm=False)

@@ -1,6 +1,6 @@
-"""Building the CPU kernel: once for all processes, and a plain reason where it cannot be built.
+"""Building the CPU kernels: once for all processes, and a plain reason where it cannot be built.
 
-A source of one line stands in for the kernel, so that a build takes a second.
+A source of one line stands in for a kernel, so that a build takes a second.
 """
 
 import ctypes
@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from vllm_teach import resources
 from vllm_teach.backends import cpu
 from vllm_teach.errors import MissingDependencyError
-from vllm_teach.kernels import cpu_build, cpu_extension
+from vllm_teach.kernels import cpu_build, cpu_library
 
 ANSWER = 'extern "C" __attribute__((visibility("default"))) int answer() { return 42; }\n'
 has_compiler = cpu_build._compiler_problem(os.environ.get("CXX", "c++"), os.environ.get("PATH", "")) is None
@@ -33,14 +34,14 @@ def _own_cache_and_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     file = tmp_path / "answer.cpp"
     file.write_text(ANSWER)
-    monkeypatch.setattr(cpu_build, "_files", lambda: [file])
+    monkeypatch.setattr(cpu_build, "_files", lambda library: [file])
     return file
 
 
 def expect_failure(words: str) -> None:
     with pytest.raises(MissingDependencyError, match=words) as caught:
-        cpu_build.build("portable")
-    assert str(caught.value) == cpu_build.why_not("portable")
+        cpu_build.build("attention", "portable")
+    assert str(caught.value) == cpu_build.why_not("attention", "portable")
     assert str(caught.value).endswith(".")
 
 
@@ -54,22 +55,33 @@ def test_a_build_is_announced_and_found_again(
 ) -> None:
     if not has_compiler:
         return expect_failure("no C\\+\\+ compiler|fails on one line")
-    path = cpu_build.build("portable")
+    path = cpu_build.build("attention", "portable")
     assert ctypes.CDLL(str(path)).answer() == 42
     assert capsys.readouterr().err.startswith("Building the CPU attention kernel for portable (once")
     assert built(tmp_path) == [path.name]
     monkeypatch.setenv("PATH", "")  # now no compiler is needed
-    assert cpu_build.why_not("portable") is None
-    assert cpu_build.build("portable") == path
+    assert cpu_build.why_not("attention", "portable") is None
+    assert cpu_build.build("attention", "portable") == path
     assert capsys.readouterr().err == ""
 
 
 def test_another_source_is_another_library(source: Path) -> None:
-    before = cpu_build.library_path("portable")
-    assert cpu_build.library_path("avx2") != before
+    before = cpu_build.library_path("attention", "portable")
+    assert cpu_build.library_path("attention", "avx2") != before
+    assert cpu_build.library_path("norms", "portable") != before
     source.write_text(ANSWER.replace("42", "43"))
     cpu_build._key.cache_clear()
-    assert cpu_build.library_path("portable") != before
+    assert cpu_build.library_path("attention", "portable") != before
+
+
+def test_a_library_is_made_of_its_own_files_and_the_shared_headers() -> None:
+    kernels = resources.folder("kernels") / "cpu"
+    assert {folder.name for folder in kernels.iterdir() if folder.is_dir()} == set(cpu_build.LIBRARIES)
+    for library in cpu_build.LIBRARIES:
+        files = cpu_build._files(library)
+        assert {file.parent for file in files} == {kernels, kernels / library}
+        assert kernels / "vec.h" in files
+        assert any(file.suffix == ".cpp" for file in files)
 
 
 def test_two_processes_build_once(source: Path, tmp_path: Path) -> None:
@@ -78,8 +90,8 @@ def test_two_processes_build_once(source: Path, tmp_path: Path) -> None:
     code = f"""
 import ctypes, pathlib
 from vllm_teach.kernels import cpu_build
-cpu_build._files = lambda: [pathlib.Path({str(source)!r})]
-print(ctypes.CDLL(str(cpu_build.build("portable"))).answer())
+cpu_build._files = lambda library: [pathlib.Path({str(source)!r})]
+print(ctypes.CDLL(str(cpu_build.build("attention", "portable"))).answer())
 """
     command = [sys.executable, "-c", code]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -93,11 +105,11 @@ print(ctypes.CDLL(str(cpu_build.build("portable"))).answer())
 def test_what_a_dead_builder_left_is_removed(source: Path, tmp_path: Path) -> None:
     if not has_compiler:
         return expect_failure("no C\\+\\+ compiler|fails on one line")
-    library = cpu_build.library_path("portable")
+    library = cpu_build.library_path("attention", "portable")
     left_over = library.parent / f"{library.stem}.partial-abc"
     left_over.mkdir(parents=True)
     (left_over / "lock").touch()
-    cpu_build.build("portable")
+    cpu_build.build("attention", "portable")
     assert built(tmp_path) == [library.name]
 
 
@@ -105,7 +117,7 @@ def test_a_source_that_does_not_compile(source: Path, tmp_path: Path, capsys: py
     if not has_compiler:
         return expect_failure("no C\\+\\+ compiler|fails on one line")
     source.write_text("int answer() { return fourty_two; }\n")
-    assert cpu_build.why_not("portable") is None
+    assert cpu_build.why_not("attention", "portable") is None
     expect_failure(r"could not be built \(.*error: .*fourty_two.*\); the backends sdpa and tiled need no compiler")
     assert built(tmp_path) == []
     capsys.readouterr()
@@ -158,14 +170,14 @@ def test_a_bare_machine(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("checksum", [None, "0" * 64, "its own"])
 def test_a_broken_library_is_reported(checksum: str | None) -> None:
     """One without its checksum or with another one is not loaded at all; one that was never a library cannot be."""
-    library = cpu_build.library_path(cpu_extension.isa())
+    library = cpu_build.library_path("attention", cpu_library.isa())
     library.parent.mkdir(parents=True)
     library.write_text("not a library")
     if checksum is not None:
         known = cpu_build._checksum(library) if checksum == "its own" else checksum
         library.with_suffix(".sha256").write_text(known)
     words = r"header|too short|file" if checksum == "its own" else "is not what was built"
-    cpu_extension._library.cache_clear()
+    cpu_library.load_library.cache_clear()
     q = torch.zeros(1, 1, 1, 8)
     with pytest.raises(MissingDependencyError, match=rf"cannot be loaded \(.*({words}).*\): delete that file"):
         cpu.run(q, q, q)
@@ -175,14 +187,14 @@ def test_a_broken_library_is_reported(checksum: str | None) -> None:
 def test_a_library_that_was_cut_short_is_not_loaded(source: Path) -> None:
     if not has_compiler:
         return expect_failure("no C\\+\\+ compiler|fails on one line")
-    library = cpu_build.build("portable")
+    library = cpu_build.build("attention", "portable")
     assert cpu_build.damage(library) is None
     half = library.read_bytes()[: library.stat().st_size // 2]  # which would end the process, were it loaded
     library.unlink()  # what this process has loaded of the whole one must stay in place until it ends
     library.write_bytes(half)
     assert cpu_build.damage(library) == f"{library} is not what was built"
     library.unlink()
-    assert cpu_build.damage(cpu_build.build("portable")) is None
+    assert cpu_build.damage(cpu_build.build("attention", "portable")) is None
 
 
 def test_folders_and_compilers_with_spaces_in_their_names(
@@ -195,4 +207,4 @@ def test_folders_and_compilers_with_spaces_in_their_names(
     compiler.symlink_to(str(shutil.which(os.environ.get("CXX", "c++"))))
     monkeypatch.setenv("CXX", str(compiler))
     monkeypatch.setenv("VLLM_TEACH_HOME", str(tmp_path / "my $home"))
-    assert ctypes.CDLL(str(cpu_build.build("portable"))).answer() == 42
+    assert ctypes.CDLL(str(cpu_build.build("attention", "portable"))).answer() == 42

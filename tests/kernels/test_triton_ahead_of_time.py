@@ -37,10 +37,13 @@ for sm in (80, 90, 100):
         compile_one(name, 64, torch.bfloat16, sm, tuning.candidates(name, 64, torch.bfloat16)[0])
     for compiled in ahead_of_time.compile_small(torch.bfloat16, sm):
         report("small", sm, torch.bfloat16, 128, None, compiled)
+    report("4 bits", sm, torch.bfloat16, 0, None, ahead_of_time.compile_dequantize(torch.bfloat16, sm, 4))
 # float16 uses the same units as bfloat16, and float32 none of those that differ between generations.
 for name in ahead_of_time.TILED:
     compile_one(name, 16, torch.float32, 80, small)
     compile_one(name, 16, torch.float16, 90, small, ahead_of_time.FEATURES)
+report("8 bits", 80, torch.float32, 0, None, ahead_of_time.compile_dequantize(torch.float32, 80, 8))
+report("2 bits", 90, torch.float16, 0, None, ahead_of_time.compile_dequantize(torch.float16, 90, 2, one_group=False))
 # The article's tile for an A100 and FlashAttention 2's: which are candidates, and must fit.
 for tile in tuning.candidates("forward", 128, torch.bfloat16):
     if (tile.q, tile.k) in ((128, 128), (128, 64)):
@@ -61,8 +64,9 @@ def compiled(tmp_path_factory):
 
 def test_every_kernel_compiles_for_every_generation_and_every_dtype(compiled):
     names = ("forward", "backward_keys", "backward_queries", "block_sparse", "paged")
-    wanted = {(name, sm, "torch.bfloat16") for name in (*names, "small") for sm in (80, 90, 100)}
+    wanted = {(name, sm, "torch.bfloat16") for name in (*names, "small", "4 bits") for sm in (80, 90, 100)}
     wanted |= {(name, sm, f"torch.{dtype}") for name in names for sm, dtype in ((80, "float32"), (90, "float16"))}
+    wanted |= {("8 bits", 80, "torch.float32"), ("2 bits", 90, "torch.float16")}
     assert {(one["name"], one["sm"], one["dtype"]) for one in compiled} == wanted
     for one in compiled:
         assert f"sm_{one['sm']}" in one["target"], one

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from vllm_teach.errors import InvalidArgumentError
 from vllm_teach.kvcache.block_pool import BlockPool
 from vllm_teach.kvcache.eviction import EVICTION_POLICIES, EvictionQueue, Usage
+from vllm_teach.kvcache.prefix_cache import tokens_of
 from vllm_teach.kvcache.prefix_caches import PREFIX_CACHES, make_prefix_cache
 
 
@@ -68,8 +69,8 @@ class Server:
             self.pool.hold(block)
         cursor = self.cache.start(tokens, match)
         table = [*match.blocks, *self.pool.take(len(tokens) // 2 - len(match.blocks))]
-        self.cache.insert(cursor, lambda start, count: tokens[start : start + count], table, len(tokens))
-        self.cache.end(cursor, lambda start, count: tokens[start : start + count], table, len(tokens))
+        self.cache.insert(cursor, tokens_of(tokens), table, len(tokens))
+        self.cache.end(cursor, tokens_of(tokens), table, len(tokens))
         for block in reversed(table):
             self.pool.release(block)
         return match.num_tokens
@@ -126,10 +127,10 @@ def test_none_shares_only_between_sequences_alive_together(name: str) -> None:
 
     cursor = server.cache.start((1, 2), server.cache.match((1, 2)))
     table = server.pool.take(1)
-    server.cache.insert(cursor, lambda start, count: (1, 2)[start : start + count], table, 2)
+    server.cache.insert(cursor, tokens_of((1, 2)), table, 2)
     assert server.run(1, 2, 3, 4) == 2
     assert server.found(1, 2, 3, 4) == 2
-    server.cache.end(cursor, lambda start, count: (1, 2)[start : start + count], table, 2)
+    server.cache.end(cursor, tokens_of((1, 2)), table, 2)
     server.pool.release(table[0])
     assert server.found(1, 2, 3, 4) == 0
     assert server.pool.num_free == server.pool.num_blocks

@@ -9,16 +9,7 @@ from hypothesis import strategies as st
 from vllm_teach.kvcache.block_pool import BlockPool
 from vllm_teach.kvcache.block_table import NO_BLOCK
 from vllm_teach.kvcache.hash_prefix_cache import HashPrefixCache, hash_block, hash_salt
-from vllm_teach.kvcache.prefix_cache import PrefixMatch, Tokens
-
-
-def reader(tokens: Sequence[int]) -> Tokens:
-    return lambda start, count: tokens[start : start + count]
-
-
-@pytest.fixture
-def pool() -> BlockPool:
-    return BlockPool(16)
+from vllm_teach.kvcache.prefix_cache import PrefixMatch, tokens_of
 
 
 @pytest.fixture
@@ -30,7 +21,7 @@ def compute(cache: HashPrefixCache, tokens: Sequence[int], salt: str = "") -> tu
     """Compute `tokens` without sharing; return the cursor and the table, which is held."""
     cursor = cache.start(tokens, PrefixMatch(), salt)
     table = cache.pool.take(-(-len(tokens) // cache.block_size))
-    cache.insert(cursor, reader(tokens), table, len(tokens))
+    cache.insert(cursor, tokens_of(tokens), table, len(tokens))
     return cursor, table
 
 
@@ -55,7 +46,7 @@ def test_what_is_not_yet_computed_is_no_hit(cache: HashPrefixCache) -> None:
     cursor = cache.start(tokens, PrefixMatch())
     table = cache.pool.take(2)
     assert cache.match(tokens).num_tokens == 0
-    cache.insert(cursor, reader(tokens), table, 7)
+    cache.insert(cursor, tokens_of(tokens), table, 7)
     assert cache.match(tokens).num_tokens == 4
 
 
@@ -64,8 +55,8 @@ def test_a_block_computed_twice_is_adopted(cache: HashPrefixCache) -> None:
     _, first = compute(cache, tokens)
     cursor = cache.start(tokens, PrefixMatch())
     second = cache.pool.take(2)
-    assert cache.insert(cursor, reader(tokens), second, 4) == {0: first[0]}
-    assert cache.insert(cursor, reader(tokens), [first[0], second[1]], 8) == {1: first[1]}
+    assert cache.insert(cursor, tokens_of(tokens), second, 4) == {0: first[0]}
+    assert cache.insert(cursor, tokens_of(tokens), [first[0], second[1]], 8) == {1: first[1]}
     assert [cache.pool.pins(block) for block in (*first, *second)] == [1, 1, 0, 0]
 
 
@@ -107,7 +98,7 @@ def test_no_split_into_tokens_or_blocks_looks_like_another() -> None:
 def test_eviction_leaves_no_stale_key(cache: HashPrefixCache) -> None:
     tokens = list(range(8))
     cursor, table = compute(cache, tokens)
-    cache.end(cursor, reader(tokens), table, 8)
+    cache.end(cursor, tokens_of(tokens), table, 8)
     for block in reversed(table):
         cache.pool.release(block)
     assert cache.evict(1) == [table[1]]
@@ -146,14 +137,14 @@ def test_the_head_that_a_sequence_gave_back_can_be_evicted(cache: HashPrefixCach
     assert cache.match(tokens) == PrefixMatch()
     _, again = compute(cache, tokens[:4])
     assert cache.match(tokens) == PrefixMatch((again[0], *table[1:]), 12)
-    cache.end(cursor, reader(tokens), [NO_BLOCK, *table[1:]], 12)
+    cache.end(cursor, tokens_of(tokens), [NO_BLOCK, *table[1:]], 12)
 
 
 def test_a_new_cursor_skips_blocks_that_were_given_back(cache: HashPrefixCache) -> None:
     tokens = list(range(8))
     cursor = cache.start(tokens, PrefixMatch())
     table = [NO_BLOCK, *cache.pool.take(1)]
-    assert cache.insert(cursor, reader(tokens), table, 8) == {}
+    assert cache.insert(cursor, tokens_of(tokens), table, 8) == {}
     assert cache.match(tokens) == PrefixMatch()
     assert len(cache) == cache.pool.pins(table[1]) == 1
 
@@ -165,7 +156,7 @@ def test_after_a_reset_running_sequences_index_nothing(cache: HashPrefixCache) -
     cache.reset()
     table += cache.pool.take(1)
     for each in (cursor, fork):
-        assert cache.insert(each, reader(tokens), table, 12) == {}
+        assert cache.insert(each, tokens_of(tokens), table, 12) == {}
     assert cache.match(tokens) == PrefixMatch()
     assert all(cache.pool.pins(block) == 0 for block in table)
 

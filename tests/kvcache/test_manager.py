@@ -1,6 +1,6 @@
 """The paged cache, one rule at a time. `test_manager_stateful.py` has them all at once."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 
@@ -8,23 +8,20 @@ from vllm_teach.errors import InvalidArgumentError
 from vllm_teach.kvcache import events
 from vllm_teach.kvcache.block_table import NO_BLOCK
 from vllm_teach.kvcache.manager import KVCacheManager
+from vllm_teach.kvcache.prefix_cache import tokens_of
 from vllm_teach.kvcache.transfers import Transfer
-
-
-def reader(token_ids: Sequence[int]) -> Callable[[int, int], Sequence[int]]:
-    return lambda start, count: token_ids[start : start + count]
 
 
 def run(kv: KVCacheManager, seq_id: int, token_ids: Sequence[int], **options: bool) -> int:
     """Begin a sequence and compute all its tokens; return how many the cache had."""
     cached = kv.begin(seq_id, token_ids, **options)
     assert kv.extend(seq_id, len(token_ids))
-    kv.commit(seq_id, len(token_ids), reader(token_ids))
+    kv.commit(seq_id, len(token_ids), tokens_of(token_ids))
     return cached
 
 
 def end(kv: KVCacheManager, seq_id: int, token_ids: Sequence[int]) -> None:
-    kv.free(seq_id, reader(token_ids), len(token_ids))
+    kv.free(seq_id, tokens_of(token_ids), len(token_ids))
 
 
 def test_slots_come_block_by_block() -> None:
@@ -107,7 +104,7 @@ def test_a_cached_block_that_matches_in_part_is_copied() -> None:
     assert kv.table(1).blocks == [0, 1]
     assert kv.extend(1, 6)
     assert kv.take_transfers() == (Transfer("copy", ((1, 2),)),)
-    kv.commit(1, 6, reader([1, 2, 3, 4, 5, 9]))
+    kv.commit(1, 6, tokens_of([1, 2, 3, 4, 5, 9]))
     kv.free(1)
     assert kv.begin(2, [1, 2, 3, 4, 5, 6, 7]) == 6  # the original is as it was
 
@@ -124,7 +121,7 @@ def test_a_copy_counts_as_a_block() -> None:
     assert kv.extend(1, 8)
     assert kv.table(1).blocks == [0, 2]
     assert (kv.pool.num_idle, kv.pool.num_free) == (1, 0)
-    kv.commit(1, 8, reader([1, 2, 3, 4, 5, 6, 7, 8]))
+    kv.commit(1, 8, tokens_of([1, 2, 3, 4, 5, 6, 7, 8]))
     assert kv.extend(1, 9)
     assert kv.table(1).blocks == [0, 2, 1]
 
@@ -140,7 +137,7 @@ def test_in_a_full_pool_the_prefix_cache_gives_up_a_block_that_its_holder_writes
     assert kv.extend(0, 7)
     assert kv.take_transfers() == ()
     assert kv.pool.pins(kv.table(0).blocks[1]) == 0
-    kv.commit(0, 7, reader([1, 2, 3, 4, 5, 6, 7]))
+    kv.commit(0, 7, tokens_of([1, 2, 3, 4, 5, 6, 7]))
     end(kv, 0, [1, 2, 3, 4, 5, 6, 7])
     assert kv.begin(2, [1, 2, 3, 4, 5, 6, 7, 8]) == 7  # what it wrote is cached in its turn
 
@@ -156,7 +153,7 @@ def test_blocks_that_are_not_computed_are_no_hits() -> None:
     kv.begin(0, range(9))
     kv.extend(0, 9)
     assert kv.begin(1, range(9)) == 0
-    kv.commit(0, 4, reader(range(9)))
+    kv.commit(0, 4, tokens_of(range(9)))
     assert kv.begin(2, range(9)) == 4
 
 
@@ -166,7 +163,7 @@ def test_a_block_that_was_computed_twice_is_given_back() -> None:
         kv.begin(i, range(9))
         kv.extend(i, 9)
     for i in range(2):
-        kv.commit(i, 9, reader(range(9)))
+        kv.commit(i, 9, tokens_of(range(9)))
     assert (kv.table(0).blocks, kv.table(1).blocks) == ([0, 1, 2], [0, 1, 5])
     assert kv.pool.num_held == 4
 
@@ -178,7 +175,7 @@ def test_elsewhere_it_stays_where_its_sequence_is(placement: str) -> None:
         kv.begin(i, range(9))
         kv.extend(i, 9)
     for i in range(2):
-        kv.commit(i, 9, reader(range(9)))
+        kv.commit(i, 9, tokens_of(range(9)))
     assert not set(kv.table(0).blocks) & set(kv.table(1).blocks)
 
 
@@ -297,10 +294,8 @@ def test_out_and_in_again() -> None:
     assert kv.table(0).blocks == []
     assert (kv.pool.num_available, kv.usage().host_blocks_used) == (4, 2)
     run(kv, 1, range(100, 112))
-    assert not kv.can_swap_in(0)
     assert not kv.swap_in(0)
     kv.free(1)
-    assert kv.can_swap_in(0)
     assert kv.swap_in(0)
     blocks = kv.table(0).blocks
     assert kv.table(0).num_tokens == 6
@@ -330,7 +325,7 @@ def test_a_sequence_that_was_swapped_goes_on_being_indexed(prefix_cache: str) ->
     kv.swap_out(0)
     kv.swap_in(0)
     kv.extend(0, 12)
-    kv.commit(0, 12, reader(range(12)))
+    kv.commit(0, 12, tokens_of(range(12)))
     assert kv.begin(1, range(13)) == 12
 
 
@@ -430,18 +425,17 @@ def test_events_say_what_happened() -> None:
         (lambda kv: kv.fork(0, 1), "seq_id=1 has blocks in the cache already"),
         (lambda kv: kv.fork(1, 7), "seq_id=1 is swapped out"),
         (lambda kv: kv.extend(1, 20), "seq_id=1 is swapped out"),
-        (lambda kv: kv.commit(1, 7, reader(range(9))), "seq_id=1 is swapped out"),
+        (lambda kv: kv.commit(1, 7, tokens_of(range(9))), "seq_id=1 is swapped out"),
         (lambda kv: kv.drop(1, [0]), "seq_id=1 is swapped out"),
         (lambda kv: kv.swap_out(1), "seq_id=1 is swapped out"),
         (lambda kv: kv.swap_in(0), "seq_id=0 is not swapped out"),
-        (lambda kv: kv.can_swap_in(0), "seq_id=0 is not swapped out"),
         (lambda kv: kv.table(7), "seq_id=7 has no blocks in the cache"),
         (lambda kv: kv.blocks_to_extend(7, 1), "seq_id=7 has no blocks in the cache"),
-        (lambda kv: kv.commit(0, 7, reader(range(9))), "num_computed=7 is not valid for seq_id=0: 6 tokens are"),
-        (lambda kv: kv.commit(0, 5, reader(range(9))), "num_computed=5 is not valid for seq_id=0"),
+        (lambda kv: kv.commit(0, 7, tokens_of(range(9))), "num_computed=7 is not valid for seq_id=0: 6 tokens are"),
+        (lambda kv: kv.commit(0, 5, tokens_of(range(9))), "num_computed=5 is not valid for seq_id=0"),
         (lambda kv: kv.drop(0, [0, 1]), r"logical_blocks=\[1, 0\] is not valid for seq_id=0: its full blocks are 0 to"),
         (lambda kv: kv.drop(0, [-1]), r"logical_blocks=\[-1\]"),
-        (lambda kv: kv.free(0, reader(range(9)), 7), "num_computed=7 is more than the 6 slots of seq_id=0"),
+        (lambda kv: kv.free(0, tokens_of(range(9)), 7), "num_computed=7 is more than the 6 slots of seq_id=0"),
     ],
 )
 def test_misuse_is_named_and_changes_nothing(misuse, message: str) -> None:

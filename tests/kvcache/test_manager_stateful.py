@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from vllm_teach.kvcache.block_table import NO_BLOCK
+from vllm_teach.kvcache.buddy import next_power_of_two
 from vllm_teach.kvcache.events import Allocated, CacheEvent, Copied, Evicted, Freed, Moved, PrefixHit, Shared
 from vllm_teach.kvcache.eviction import EVICTION_POLICIES
 from vllm_teach.kvcache.manager import KVCacheManager
@@ -227,7 +228,10 @@ class Lives(RuleBasedStateMachine):
     def swap_in(self, pick: int) -> None:
         text = self.pick(pick, swapped=True)
         if text is not None:
-            before, possible = self.state(), self.kv.can_swap_in(text.seq_id)
+            before, needed = self.state(), self.num_kept(text)
+            if needed and self.placement == "contiguous":
+                needed = next_power_of_two(needed)
+            possible = needed <= self.pool.num_available
             text.swapped = not self.kv.swap_in(text.seq_id)
             assert possible != text.swapped
             assert possible or self.state() == before

@@ -19,7 +19,7 @@ from vllm_teach.kvcache.block_table import NO_BLOCK
 from vllm_teach.kvcache.compaction import relocate
 from vllm_teach.kvcache.eviction import EVICTION_POLICIES
 from vllm_teach.kvcache.hash_prefix_cache import HashPrefixCache
-from vllm_teach.kvcache.prefix_cache import PrefixMatch
+from vllm_teach.kvcache.prefix_cache import PrefixMatch, tokens_of
 from vllm_teach.kvcache.prefix_caches import PREFIX_CACHES, make_prefix_cache
 from vllm_teach.kvcache.radix_prefix_cache import RadixPrefixCache
 from vllm_teach.kvcache.radix_tree import RadixNode
@@ -387,8 +387,8 @@ def run_to_the_end(pool: BlockPool, cache: HashPrefixCache | RadixPrefixCache, t
     table += pool.take(-(-len(tokens) // size) - len(table))
     for block in table:
         assert pool.holders(block) == 1
-    cache.insert(cursor, lambda start, count: tokens[start : start + count], table, len(tokens))
-    cache.end(cursor, lambda start, count: tokens[start : start + count], table, len(tokens))
+    cache.insert(cursor, tokens_of(tokens), table, len(tokens))
+    cache.end(cursor, tokens_of(tokens), table, len(tokens))
     for block in reversed(table):
         pool.release(block)
     return match.num_tokens

@@ -6,17 +6,8 @@ import pytest
 
 from vllm_teach.kvcache.block_pool import BlockPool
 from vllm_teach.kvcache.block_table import NO_BLOCK
-from vllm_teach.kvcache.prefix_cache import PrefixMatch, Tokens
+from vllm_teach.kvcache.prefix_cache import PrefixMatch, tokens_of
 from vllm_teach.kvcache.radix_prefix_cache import RadixPrefixCache
-
-
-def reader(tokens: Sequence[int]) -> Tokens:
-    return lambda start, count: tokens[start : start + count]
-
-
-@pytest.fixture
-def pool() -> BlockPool:
-    return BlockPool(16)
 
 
 @pytest.fixture
@@ -37,12 +28,12 @@ def begin(cache: RadixPrefixCache, tokens: Sequence[int], salt: str = "") -> tup
         table += pool.take()
         pool.release(source)
     table += pool.take(-(-len(tokens) // size) - len(table))
-    cache.insert(cursor, reader(tokens), table, len(tokens))
+    cache.insert(cursor, tokens_of(tokens), table, len(tokens))
     return cursor, table
 
 
 def finish(cache: RadixPrefixCache, tokens: Sequence[int], cursor: object, table: list[int]) -> None:
-    cache.end(cursor, reader(tokens), table, len(tokens))
+    cache.end(cursor, tokens_of(tokens), table, len(tokens))
     for block in reversed(table):
         if block != NO_BLOCK:
             cache.pool.release(block)
@@ -106,8 +97,8 @@ def test_full_blocks_computed_twice_are_adopted(cache: RadixPrefixCache) -> None
     _, first = begin(cache, tokens)
     cursor = cache.start(tokens, PrefixMatch())
     second = cache.pool.take(3)
-    assert cache.insert(cursor, reader(tokens), second, 7) == {0: first[0]}
-    assert cache.insert(cursor, reader(tokens), second, 10) == {1: first[1]}
+    assert cache.insert(cursor, tokens_of(tokens), second, 7) == {0: first[0]}
+    assert cache.insert(cursor, tokens_of(tokens), second, 10) == {1: first[1]}
     assert [cache.pool.pins(block) for block in second] == [0, 0, 0]
 
 
@@ -116,7 +107,7 @@ def test_a_block_is_adopted_though_it_is_in_two_nodes(cache: RadixPrefixCache) -
     run(cache, [0, 1, 2, 3, 4, 99])
     cursor = cache.start((), PrefixMatch())
     second = cache.pool.take(2)
-    assert cache.insert(cursor, reader([0, 1, 2, 3, 4, 5, 6, 7]), second, 8) == {0: first[0], 1: first[1]}
+    assert cache.insert(cursor, tokens_of([0, 1, 2, 3, 4, 5, 6, 7]), second, 8) == {0: first[0], 1: first[1]}
 
 
 def test_salts_keep_their_texts_apart_and_leave_nothing_behind(cache: RadixPrefixCache) -> None:
@@ -161,7 +152,7 @@ def test_as_a_last_resort_a_head_goes_with_all_that_builds_on_it(cache: RadixPre
     assert [cache.pool.pins(block) for block in table[1:]] == [0, 0]
     # The sequence has no prefix to build on any more, and indexes nothing.
     table += cache.pool.take(1)
-    assert cache.insert(cursor, reader(tokens), table, 16) == {}
+    assert cache.insert(cursor, tokens_of(tokens), table, 16) == {}
     assert len(cache) == 0
     finish(cache, tokens, cursor, table)
     assert cache.pool.num_free == 16
@@ -175,8 +166,8 @@ def test_forks_go_their_own_ways(cache: RadixPrefixCache) -> None:
         cache.pool.hold(block)
     left, right = [*prompt, 20, 21, 22, 23], [*prompt, 30, 31, 32, 33]
     left_table, right_table = [*table, *cache.pool.take(1)], [*table, *cache.pool.take(1)]
-    cache.insert(cursor, reader(left), left_table, 12)
-    cache.insert(fork, reader(right), right_table, 12)
+    cache.insert(cursor, tokens_of(left), left_table, 12)
+    cache.insert(fork, tokens_of(right), right_table, 12)
     assert cache.match(left) == PrefixMatch(tuple(left_table), 12)
     assert cache.match(right) == PrefixMatch(tuple(right_table), 12)
     finish(cache, left, cursor, left_table)
@@ -193,8 +184,8 @@ def test_after_a_reset_running_sequences_index_nothing(cache: RadixPrefixCache) 
     more = [*tokens, 8, 9, 10, 11]
     table += cache.pool.take(1)
     for each in (cursor, fork, late):
-        assert cache.insert(each, reader(more), table, 12) == {}
-        cache.end(each, reader(more), table, 12)
+        assert cache.insert(each, tokens_of(more), table, 12) == {}
+        cache.end(each, tokens_of(more), table, 12)
     assert cache.match(more) == PrefixMatch()
     run(cache, tokens)
     assert cache.match(tokens).num_tokens == 8
@@ -240,9 +231,9 @@ def test_blocks_that_were_given_back_are_neither_adopted_nor_indexed(cache: Radi
     first = run(cache, tokens[:8])
     cursor = cache.start(tokens, PrefixMatch())
     table = [NO_BLOCK, *cache.pool.take(2)]
-    assert cache.insert(cursor, reader(tokens), table, 8) == {1: first[1]}
+    assert cache.insert(cursor, tokens_of(tokens), table, 8) == {1: first[1]}
     fresh = cache.start([5, 5], PrefixMatch())
-    assert cache.insert(fresh, reader([5] * 8), [NO_BLOCK, *cache.pool.take(1)], 8) == {}
+    assert cache.insert(fresh, tokens_of([5] * 8), [NO_BLOCK, *cache.pool.take(1)], 8) == {}
     assert cache.match([5, 5]) == PrefixMatch()
 
 

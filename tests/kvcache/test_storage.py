@@ -134,6 +134,10 @@ def test_bytes_are_what_the_bookkeeping_says() -> None:
         assert held == (5 + 1) * 16 * config.kv_bytes_per_token(dtype.itemsize)
 
 
-def test_a_swap_file_with_an_impossible_name_is_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match=r"^swap_file='a\\x00b' cannot be made"):
-        KVStorage(1, 2, 4, 1, 8, torch.float32, "cpu", num_host_blocks=1, swap_file="a\0b")
+def test_a_swap_file_is_held_while_the_storage_lives(tmp_path: Path) -> None:
+    cache = make(num_host_blocks=3, swap_file=tmp_path / "swap")
+    with pytest.raises(InvalidArgumentError, match="is in use by another engine"):
+        make(num_host_blocks=1, swap_file=tmp_path / "swap")
+    assert (tmp_path / "swap").stat().st_size == cache.host.nbytes
+    del cache
+    make(num_host_blocks=1, swap_file=tmp_path / "swap")

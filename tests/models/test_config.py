@@ -152,7 +152,6 @@ def test_a_damaged_value_is_refused_or_gives_a_sound_config(cls):
         **llama3(),
         "rope_parameters": {},
         "partial_rotary_factor": 1.0,
-        "quantization_config": None,
         "layer_types": ["full_attention"] * 3,
     }
     rope = values["rope_scaling"]
@@ -216,7 +215,6 @@ def test_qwen_slides_from_max_window_layers_on_and_only_if_told():
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "yarn"),
         ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "dynamic"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 4.0}}, "low_freq_factor"),
-        ({"quantization_config": {"quant_method": "awq"}}, "awq"),
         ({"num_hidden_layers": None}, "num_hidden_layers"),
         ({"num_hidden_layers": 0}, "num_hidden_layers"),
         ({"num_hidden_layers": 65538}, "num_hidden_layers"),
@@ -231,7 +229,6 @@ def test_qwen_slides_from_max_window_layers_on_and_only_if_told():
         ({"rms_norm_eps": -1}, "rms_norm_eps = -1"),
         ({"max_position_embeddings": 1}, "max_position_embeddings = 1 where a whole number from 2"),
         ({"rope_scaling": "llama3"}, "rope_scaling = 'llama3'"),
-        ({"quantization_config": "awq"}, "quantization_config = 'awq'"),
         ({"architectures": {"a": 1}}, "architectures = {'a': 1}"),
         ({"architectures": "LlamaForCausalLM"}, "architectures = 'LlamaForCausalLM'"),
         ({"tie_word_embeddings": "no"}, "tie_word_embeddings = 'no'"),

@@ -48,7 +48,7 @@ def test_wheel_maps_every_folder_into_the_package(wheel):
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"vllm_teach"}
     some_of_each = (
         "kernels/triton_kernels/online_softmax.py",
-        "kernels/cpu/attend.h",
+        "kernels/cpu/attention/attend.h",
         "data/reference_tables.yaml",
         "data/tiny-llama/model.safetensors",
         "notebooks/00_start_here.ipynb",

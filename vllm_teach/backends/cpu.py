@@ -16,9 +16,10 @@ from vllm_teach.attention.patterns.tile_csr import TileCsr, tile_csr
 from vllm_teach.attention.shapes import AttentionShape
 from vllm_teach.attention.variant import Variant, VariantArguments
 from vllm_teach.backends.call import check_call
+from vllm_teach.backends.packed import is_packed, stand_ins
 from vllm_teach.backends.spec import AttentionSpec
 from vllm_teach.errors import InvalidArgumentError
-from vllm_teach.kernels import cpu_extension as kernel
+from vllm_teach.kernels import cpu_attention as kernel
 
 name = "cpu"
 
@@ -74,10 +75,8 @@ def prepare(
     **arguments: Unpack[VariantArguments],
 ) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
     """Return `run` for tensors like these; see `spec.Preparing`. Builds and loads the kernel."""
-    shape, variant = check_call(supports, q, k, v, layout, **arguments)
+    prepared = _check(q, k, v, layout, **arguments)
     kernel.load()
-    q, k, v = (_readable(tensor) for tensor in (q, k, v))
-    prepared = _Prepared(q, k, v, shape, variant, layout)
     lse = prepared.new_lse()  # which nobody asks for: one for all calls
     return lambda q, k, v: prepared.run(q, k, v, lse)
 
@@ -94,17 +93,28 @@ def attention_forward(
     """Return (out, lse): the output of q's shape and dtype, and the scores' log-sum-exp, float32.
 
     lse is `[batch, q_heads, q_len]`, with a layout `[q_heads, total_q]`; a row that sees no key gives 0 and -inf.
-    q, k and v may have any strides; only where the numbers of one head do not follow one another, a copy is made.
-    Runs in `torch.get_num_threads()` threads. `isa` is the instruction set, the best one by default; see
-    `cpu_extension.isa`.
+    q, k and v may have any strides; only where the numbers of one head do not follow one another, a copy is made. k and
+    v may be packed (see `packed`). Runs in `torch.get_num_threads()` threads. `isa` is the instruction set, the best
+    one by default; see `cpu_library.isa`.
 
     Raises as `spec.Backend.run`, and MissingDependencyError when the kernel cannot be built.
     """
-    shape, variant = check_call(supports, q, k, v, layout, **arguments)
-    q, k, v = (_readable(tensor) for tensor in (q, k, v))
-    prepared = _Prepared(q, k, v, shape, variant, layout)
+    prepared = _check(q, k, v, layout, **arguments)
     lse = prepared.new_lse()
     return prepared.run(q, k, v, lse, isa), lse
+
+
+def _check(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout | None, **arguments: Unpack[VariantArguments]
+) -> _Prepared:
+    """Return the call, checked; of packed keys and values, by the numbers that they stand for."""
+    packed = is_packed(k, layout)
+    keys, values = stand_ins(q, k, v) if packed else (k, v)
+    shape, variant = check_call(supports, q, keys, values, layout, **arguments)
+    prepared = _Prepared(_readable(q), _readable(keys), _readable(values), shape, variant, layout)
+    if packed:
+        prepared.expect_packed(q, k, v)
+    return prepared
 
 
 class _Prepared:
@@ -122,7 +132,7 @@ class _Prepared:
         variant: Variant,
         layout: Layout | None,
     ) -> None:
-        self._alike = _likeness(q, k, v)
+        self._alike, self._packed = _likeness(q, k, v), False
         slopes = None if variant.alibi_slopes is None else _readable(variant.alibi_slopes).contiguous()
         table = layout.block_table.contiguous() if isinstance(layout, Paged) else None  # [sequences, blocks]
         self._lse_shape = (shape.batch, shape.q_heads, shape.q_len) if layout is None else (shape.q_heads, len(q))
@@ -158,6 +168,14 @@ class _Prepared:
             tile_q=mask.tile_q,
         )
 
+    def expect_packed(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        """From now on `run` gets packed keys and values like these: the last element of a row of bytes is its scale."""
+        self._packed = True
+        k, v = k.view(q.dtype), v.view(q.dtype)
+        self._alike = _likeness(_readable(q), k, v)
+        self._call.k_stride, self._call.v_stride = _stride(k, paged=True), _stride(v, paged=True)
+        self._call.scale_place = k.shape[-1] - 1
+
     def new_lse(self) -> torch.Tensor:
         """Return room for the log-sum-exp of all rows."""
         return torch.empty(self._lse_shape, dtype=torch.float32, device="cpu")  # whatever the default device is
@@ -166,12 +184,14 @@ class _Prepared:
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lse: torch.Tensor, isa: str | None = None
     ) -> torch.Tensor:
         """Return the output for q, k and v, and fill `lse`."""
+        if self._packed:
+            k, v = k.view(q.dtype), v.view(q.dtype)
         q, k, v = (_readable(tensor) for tensor in (q, k, v))
         if (found := _likeness(q, k, v)) != self._alike:
             raise InvalidArgumentError(f"q, k and v are {found}; this call was prepared for {self._alike}.")
         out, call = self._new_out(q), self._call
         call.q, call.k, call.v = q.data_ptr(), k.data_ptr(), v.data_ptr()
-        call.out, call.lse, call.threads = out.data_ptr(), lse.data_ptr(), torch.get_num_threads()
+        call.out, call.lse = out.data_ptr(), lse.data_ptr()
         kernel.attention_forward(call, q.dtype, isa)
         return out
 

@@ -14,9 +14,10 @@ from vllm_teach.attention.layout import Layout, check_once
 from vllm_teach.attention.variant import VariantArguments
 from vllm_teach.backends.counts import record_call
 from vllm_teach.backends.hardware import detect_hardware
+from vllm_teach.backends.packed import READERS, is_packed, stand_ins
 from vllm_teach.backends.selection import DEFAULT_THRESHOLD, select_backend
 from vllm_teach.backends.spec import AttentionSpec, Preparing, Run
-from vllm_teach.errors import MissingDependencyError
+from vllm_teach.errors import InvalidArgumentError, MissingDependencyError
 
 AUTO = "auto"
 
@@ -55,6 +56,8 @@ class Prepared:
     and the backend chosen here, once; what it can prepare (`spec.Preparing`) it prepares in the first call. Call it
     with tensors of the same dtypes, shapes and strides, from one thread at a time; the layout's tensors must not change
     in between. Each call is counted. Raises what `attend` raises. `backend` is the name of what serves.
+
+    k and v may be packed (see `backends.packed`), for those backends that read such caches.
     """
 
     def __init__(
@@ -69,13 +72,18 @@ class Prepared:
         layout: Layout | None = None,
         **arguments: Unpack[VariantArguments],
     ) -> None:
+        self._packed = is_packed(k, layout)
+        if self._packed:
+            k, v = stand_ins(q, k, v)
+            if backend not in (AUTO, *READERS):
+                raise InvalidArgumentError(f"backend={backend!r} reads no packed cache: use {' or '.join(READERS)}.")
         self._layout = None if layout is None else check_once(q, k, v, layout)
         self._arguments = arguments
         self._options = policy, threshold
         self._spec: AttentionSpec | None = None
         if backend == AUTO:
             self._spec = AttentionSpec.of(q, k, v, layout=self._layout, **arguments)
-            backend = select_backend(self._spec, policy, threshold).choice
+            backend = select_backend(self._spec, policy, threshold, READERS if self._packed else None).choice
         self.backend = backends.get(backend).name
         self._run: Run | None = None
 
@@ -89,7 +97,7 @@ class Prepared:
                 out = self._run(q, k, v)
                 break
             except MissingDependencyError as error:
-                if self._spec is None:
+                if self._spec is None or self._packed:
                     raise
                 self.backend, self._run = _choose_another(self.backend, error, self._spec, *self._options), None
         record_call(self.backend, time.perf_counter() - start)

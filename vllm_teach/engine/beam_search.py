@@ -14,14 +14,15 @@ from dataclasses import dataclass, field
 from vllm_teach.engine.beam_params import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 from vllm_teach.engine.beam_selection import Beam, BeamSelection
 from vllm_teach.engine.events import Admitted, Finished, Forked, Scheduled
-from vllm_teach.engine.failure import engine_error
+from vllm_teach.engine.failure import engine_error, shown
+from vllm_teach.engine.field_checks import refuse
 from vllm_teach.engine.llm_engine import LLMEngine
 from vllm_teach.engine.outputs import Logprob
 from vllm_teach.engine.plan import ScheduledSequence
 from vllm_teach.engine.prompts import Prompt
 from vllm_teach.engine.request import Sequence, TopLogprobs
 from vllm_teach.engine.sampling_params import SamplingParams
-from vllm_teach.errors import EngineError, InvalidArgumentError, PromptTooLongError, VllmTeachError
+from vllm_teach.errors import EngineError, PromptTooLongError, VllmTeachError
 
 
 @dataclass(eq=False)
@@ -47,14 +48,14 @@ class BeamSearch:
     """
 
     def __init__(self, engine: LLMEngine, prompts: list[Prompt], params: BeamSearchParams) -> None:
-        if engine.has_unfinished_requests():
-            raise EngineError("the engine has unfinished requests: let them end, or abort them, before a beam search.")
+        if not isinstance(params, BeamSearchParams):
+            refuse("params", params, "use a BeamSearchParams")
         if params.beam_width > engine.config.max_num_seqs:
-            raise InvalidArgumentError(
-                f"beam_width={params.beam_width} is not valid: each beam is a sequence, and max_num_seqs="
-                f"{engine.config.max_num_seqs}, so use fewer, or an engine for more."
-            )
+            most = shown(engine.config.max_num_seqs)
+            hint = f"each beam is a sequence, and max_num_seqs={most}, so use fewer, or an engine for more"
+            refuse("beam_width", params.beam_width, hint)
         self.engine, self.params = engine, params
+        self._check_alone()
         self._stop_ids = frozenset(() if params.ignore_eos else engine.tokenizer.stop_token_ids)
         self._searches = [self._checked(index, prompt) for index, prompt in enumerate(prompts)]
         self._waiting = deque(self._searches)
@@ -80,7 +81,8 @@ class BeamSearch:
 
         Raises EngineError when the forward pass fails or gives no probabilities; close the search then.
         """
-        with self.engine.exclusive.hold():
+        with self.engine.exclusive.change():
+            self._check_alone()
             # The scheduler has nothing to run: its plan has the step's number and the transfers that are overdue. Ours
             # go into it, so that it brings them again if this step breaks off before they are applied.
             plan = self.engine.scheduler.schedule()
@@ -105,10 +107,13 @@ class BeamSearch:
     def close(self) -> None:
         """End the search and free what its beams hold. Nothing happens when it has ended."""
         with self.engine.exclusive.hold(wait=True):
-            for search in self._running:
-                self._free(search.beams)
-            self._running.clear()
-            self._waiting.clear()
+            self.engine.exclusive.at_end(self._close)
+
+    def _close(self) -> None:
+        for search in self._running:
+            self._free(search.beams)
+        self._running.clear()
+        self._waiting.clear()
 
     def outputs(self) -> list[BeamSearchOutput]:
         """Return what was found so far, in the prompts' order."""
@@ -116,6 +121,10 @@ class BeamSearch:
             BeamSearchOutput([self._sequence(search, score, beam) for score, beam in search.selection.ended])
             for search in self._searches
         ]
+
+    def _check_alone(self) -> None:
+        if self.engine.has_unfinished_requests():
+            raise EngineError("the engine has unfinished requests: let them end, or abort them, before a beam search.")
 
     def _checked(self, index: int, prompt: Prompt) -> _Search:
         params, engine = self.params, self.engine
@@ -130,9 +139,9 @@ class BeamSearch:
             num_blocks = shared + params.beam_width * each
             if num_blocks > engine.kv.num_blocks:
                 raise PromptTooLongError(
-                    f"{params.beam_width} beams of {len(token_ids) + max_tokens} tokens may need {num_blocks} blocks, "
-                    f"but the KV cache has {engine.kv.num_blocks}: shorten the prompt, lower beam_width or max_tokens, "
-                    "or give the cache more memory."
+                    f"{shown(params.beam_width)} beams of {len(token_ids) + max_tokens} tokens may need "
+                    f"{shown(num_blocks)} blocks, but the KV cache has {engine.kv.num_blocks}: shorten the prompt, "
+                    "lower beam_width or max_tokens, or give the cache more memory."
                 )
         except VllmTeachError as error:
             raise type(error)(f"prompts[{index}]: {error}") from error
@@ -167,8 +176,8 @@ class BeamSearch:
             if not kv.extend(beam.seq_id, start + count):
                 # With contiguous placement enough blocks may be free, but not next to one another.
                 raise EngineError(
-                    "the KV cache has no contiguous room left for a beam: use kv_placement='scattered', or search for "
-                    "fewer prompts at once."
+                    "the KV cache has no room left for a beam: close other searches, use kv_placement='scattered', or "
+                    "search for fewer prompts at once."
                 )
             items.append(ScheduledSequence(beam, start, count, kv.table(beam.seq_id).blocks))
             budget -= count

@@ -11,6 +11,7 @@ from vllm_teach.engine.field_checks import (
     check_choice,
     check_flag,
     check_number,
+    check_seed,
     check_whole,
     refuse,
     take_plain_numbers,
@@ -34,8 +35,9 @@ class EngineConfig:
     `max_num_seqs` sequences of `max_model_len` tokens need. It is cut into blocks of `block_size` tokens;
     `num_kv_blocks` says how many there are instead. `max_model_len` None means the model's context, or what the cache
     holds if that is less. `swap_space` is host memory for swapped sequences, in GiB; with `swap_file` it lies in a
-    file that is mapped into memory. `kv_placement` is where a sequence's blocks may lie: "scattered", "contiguous" or
-    "prefer_contiguous".
+    file that is mapped into memory. `kv_cache_dtype` "auto" stores K and V in the model's dtype, "int8" in a byte
+    a number and a scale per token and head, not exactly (`performance.compare_kv_caches` says what that changes).
+    `kv_placement` is where a sequence's blocks may lie: "scattered", "contiguous" or "prefer_contiguous".
 
     Sharing. `enable_prefix_caching` keeps computed prompts for later ones that begin alike, found by `prefix_cache`
     ("hash": whole blocks; "radix": single tokens); `eviction_policy` ("lru", "fifo", "lfu" or "none") says which
@@ -69,6 +71,7 @@ class EngineConfig:
     num_kv_blocks: int | None = None
     swap_space: float = 0
     swap_file: str | Path | None = None
+    kv_cache_dtype: str = "auto"
     kv_placement: str = "scattered"
     enable_prefix_caching: bool = True
     prefix_cache: str = "hash"
@@ -99,7 +102,7 @@ class EngineConfig:
         check_number("gpu_memory_utilization", self.gpu_memory_utilization, 0, 1, open_low=True, hint=hint)
         if not isinstance(self.attention_backend, str):
             refuse("attention_backend", self.attention_backend, "use the name of a backend or 'auto'")
-        check_whole("seed", self.seed)
+        check_seed(self.seed)
         check_whole("block_size", self.block_size, 1)
         for name, choices in _CHOICES.items():
             check_choice(name, getattr(self, name), choices)
@@ -109,7 +112,8 @@ class EngineConfig:
         self._check_swap()
 
     def _check_swap(self) -> None:
-        check_number("swap_space", self.swap_space, 0, hint="use a number of GiB from 0")
+        most = sys.maxsize >> 30  # what an address can say
+        check_number("swap_space", self.swap_space, 0, most, hint=f"use a number of GiB from 0 to {most}")
         if self.swap_file is not None and not isinstance(self.swap_file, str | Path):
             refuse("swap_file", self.swap_file, "use a path or None")
         if self.swap_space == 0:
@@ -120,6 +124,7 @@ class EngineConfig:
 
 
 _CHOICES = {
+    "kv_cache_dtype": ("auto", "int8"),
     "kv_placement": PLACEMENTS,
     "prefix_cache": tuple(PREFIX_CACHES),
     "eviction_policy": EVICTION_POLICIES,

@@ -1,4 +1,4 @@
-"""One thread at a time, and no Ctrl-C in the middle of a change."""
+"""One thread at a time, one change at a time, and no Ctrl-C in the middle of one."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ class Exclusive:
         self._interrupts = 0
         # Of the thread that is inside.
         self._depth = 0
+        self._changing = False
         self._put_off: deque[Callable[[], None]] = deque()
 
     @property
@@ -47,6 +48,21 @@ class Exclusive:
                 self._depth -= 1
                 while self._put_off and not self._depth:
                     self._put_off.popleft()()
+
+    @contextmanager
+    def change(self) -> Iterator[None]:
+        """Do as `hold` does, and raise EngineError where another change is under way.
+
+        In the middle of a step the model and the tokenizer are called, which may call the engine.
+        """
+        with self.hold():
+            if self._changing:
+                raise EngineError("this LLM is in the middle of a step or of adding a request: call it afterwards.")
+            self._changing = True
+            try:
+                yield
+            finally:
+                self._changing = False
 
     def at_end(self, action: Callable[[], None]) -> None:
         """Call `action` when the outermost of the blocks that `hold` this is left. Called inside of one.

@@ -24,7 +24,7 @@ def engine_error(what: str, cause: Exception, advice: str) -> EngineError:
             pending += [error.__cause__, error.__context__]
     if isinstance(cause, EngineError):
         return cause
-    failure = EngineError(f"{what} ({cause!r}): {advice}.")
+    failure = EngineError(f"{what} ({shown(cause, 300)}): {advice}.")
     failure.__cause__ = cause
     failure.add_note(text)
     return failure

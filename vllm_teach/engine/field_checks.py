@@ -51,6 +51,11 @@ def check_whole(name: str, value: Any, low: float = -math.inf, high: float = mat
         refuse(name, value, hint or "use a whole number" + ("" if low == -math.inf else f" from {low}"))
 
 
+def check_seed(value: Any, hint: str = "use a whole number of at most 64 bits") -> None:
+    """Refuse a `seed` that is no whole number of 64 bits, with or without sign."""
+    check_whole("seed", value, -(2**63), 2**64 - 1, hint=hint)
+
+
 def check_number(
     name: str,
     value: Any,

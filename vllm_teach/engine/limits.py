@@ -12,16 +12,37 @@ from vllm_teach.backends.spec import AttentionSpec
 from vllm_teach.engine.config import EngineConfig
 from vllm_teach.engine.device import kv_cache_budget
 from vllm_teach.engine.failure import shown
+from vllm_teach.engine.field_checks import check_choice
 from vllm_teach.errors import InvalidArgumentError
+from vllm_teach.kvcache.quantized_storage import packed_bytes
 from vllm_teach.models.attend import window_size
 from vllm_teach.models.config import ModelConfig
+from vllm_teach.quantization.quantization_config import METHODS, QuantizationConfig
+
+
+def check_quantization(quantization: str | None, found: QuantizationConfig | None, model: object) -> None:
+    """Raise InvalidArgumentError unless `quantization` is None or names what `found` says of the files of `model`."""
+    if quantization is None:
+        return
+    check_choice("quantization", quantization, METHODS)
+    if found is None:
+        raise InvalidArgumentError(
+            f"quantization={quantization!r} does not fit model={shown(str(model))}, which is not quantised: leave it "
+            "out, or quantise the model with `vllm-teach quantize` first."
+        )
+    if found.method != quantization:
+        raise InvalidArgumentError(
+            f"quantization={quantization!r} does not fit model={shown(str(model))}, which was quantised by "
+            f"{found.method!r}: use quantization={found.method!r}, or leave it out."
+        )
 
 
 def check_limits(config: EngineConfig, shape: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
     """Raise InvalidArgumentError if this model cannot run under `config` on this machine. Needs no weights."""
     if config.max_model_len is not None and config.max_model_len > shape.max_position:
         raise InvalidArgumentError(
-            f"max_model_len={config.max_model_len} is not valid: this model's context allows 2 to {shape.max_position}."
+            f"max_model_len={shown(config.max_model_len)} is not valid: this model's context allows 2 to "
+            f"{shape.max_position}."
         )
     pattern = config.attention_pattern
     if pattern is not None and not isinstance(pattern, Pattern):
@@ -62,13 +83,23 @@ def _check_backend(config: EngineConfig, shape: ModelConfig, dtype: torch.dtype,
             )
 
 
+def kv_bytes_per_token(config: EngineConfig, shape: ModelConfig, dtype: torch.dtype) -> int:
+    """Return the bytes of K and V that one token holds over all layers, in the cache of an engine with this `config`.
+
+    `dtype` is the model's.
+    """
+    if config.kv_cache_dtype == "int8":
+        return 2 * shape.num_layers * shape.num_kv_heads * packed_bytes(shape.head_dim, dtype)
+    return shape.kv_bytes_per_token(dtype.itemsize)
+
+
 def choose_num_blocks(config: EngineConfig, shape: ModelConfig, dtype: torch.dtype, device: torch.device) -> int:
     """Return how many blocks the KV cache has: as `config` says, or as many as fit into what is free now.
 
     Asked when the weights are loaded. Raises InvalidArgumentError if they hold less than a prompt of one token and one
     new token.
     """
-    block_bytes = config.block_size * shape.kv_bytes_per_token(dtype.itemsize)
+    block_bytes = config.block_size * kv_bytes_per_token(config, shape, dtype)
     least = -(-2 // config.block_size)
     if config.num_kv_blocks is not None:
         if config.num_kv_blocks < least:
@@ -83,8 +114,9 @@ def choose_num_blocks(config: EngineConfig, shape: ModelConfig, dtype: torch.dty
         chosen = min(config.max_num_seqs * longest * block_bytes, budget)
     if chosen < least * block_bytes:
         raise InvalidArgumentError(
-            f"kv_cache_memory_bytes={chosen} is not enough for two tokens: a block of {config.block_size} tokens has "
-            f"{block_bytes} bytes, so give at least {least * block_bytes} or use a smaller block_size."
+            f"kv_cache_memory_bytes={shown(chosen)} is not enough for two tokens: a block of "
+            f"{shown(config.block_size)} tokens has {shown(block_bytes)} bytes, so give at least "
+            f"{shown(least * block_bytes)} or use a smaller block_size."
         )
     return chosen // block_bytes
 
@@ -106,11 +138,11 @@ def check_pattern(pattern: Pattern | None, max_model_len: int) -> None:
 
 def choose_num_host_blocks(config: EngineConfig, shape: ModelConfig, dtype: torch.dtype) -> int:
     """Return how many blocks fit into `config.swap_space`. Raises InvalidArgumentError if it is too small for one."""
-    block_bytes = config.block_size * shape.kv_bytes_per_token(dtype.itemsize)
+    block_bytes = config.block_size * kv_bytes_per_token(config, shape, dtype)
     blocks = int(config.swap_space * 2**30) // block_bytes
     if config.swap_space and not blocks:
         raise InvalidArgumentError(
-            f"swap_space={config.swap_space} is less than one block of {block_bytes} bytes: use 0 or more GiB."
+            f"swap_space={config.swap_space} is less than one block of {shown(block_bytes)} bytes: use 0 or more GiB."
         )
     return blocks
 
@@ -124,7 +156,7 @@ def choose_max_model_len(config: EngineConfig, shape: ModelConfig, most: int) ->
         return min(shape.max_position, most)
     if config.max_model_len > most:
         raise InvalidArgumentError(
-            f"max_model_len={config.max_model_len} does not fit: the KV cache holds {most} tokens of one sequence, so "
-            "lower it or give the cache more memory."
+            f"max_model_len={shown(config.max_model_len)} does not fit: the KV cache holds {most} tokens of one "
+            "sequence, so lower it or give the cache more memory."
         )
     return config.max_model_len

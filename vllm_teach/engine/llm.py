@@ -17,7 +17,7 @@ from vllm_teach.engine.config import EngineConfig
 from vllm_teach.engine.device import choose_device, choose_dtype
 from vllm_teach.engine.failure import shown
 from vllm_teach.engine.field_checks import check_choice
-from vllm_teach.engine.limits import check_limits
+from vllm_teach.engine.limits import check_limits, check_quantization
 from vllm_teach.engine.llm_engine import LLMEngine
 from vllm_teach.engine.outputs import RequestOutput
 from vllm_teach.engine.preemption import PreemptionCosts
@@ -30,17 +30,22 @@ from vllm_teach.models.language_model import LanguageModel
 from vllm_teach.models.load import load_config, load_model
 from vllm_teach.models.resolve import resolve_model
 from vllm_teach.models.tokenizer import load_tokenizer
+from vllm_teach.quantization.quantization_config import read_config
 
 
 class LLM:
     """Loads a model and generates text with it.
 
     `model` is the alias "smollm2" or "tiny", a Hugging Face directory, a .gguf file or a hub id. `dtype` and `device`
-    "auto" choose as `engine.device` says. `enforce_eager` must be True: the engine captures no graphs. All others are
-    the fields of `EngineConfig`, which says what they do; names are vLLM's where it has them. All are checked before
-    the weights are loaded; InvalidArgumentError names the bad one. With `hf=True` transformers loads and computes the
-    model, and only its attention is ours: for architectures that `models.decoder` does not know. What such a model is
-    can only be seen once it is loaded, so its limits are checked then.
+    "auto" choose as `engine.device` says. Weights that are quantised in the model's files stay so, and `dtype` is what
+    is computed in; `quantization`, "awq", "gptq", "rtn" or "int8", must be what the files say, which None takes (it
+    quantises nothing: `vllm-teach quantize` does). `enforce_eager` must be True: the engine captures no graphs. All
+    others are the fields of `EngineConfig`, which says what they do; names are vLLM's where it has them. All are
+    checked before the weights are loaded; InvalidArgumentError names the bad one.
+
+    With `hf=True` transformers loads and computes the model, which must not be quantised, and only its attention is
+    ours: for architectures that `models.decoder` does not know. What such a model is can only be seen once it is
+    loaded, so its limits are checked then.
 
     Attributes: `engine`, `model`, `tokenizer`.
     """
@@ -51,6 +56,7 @@ class LLM:
         *,
         dtype: str | torch.dtype = "auto",
         device: str | torch.device = "auto",
+        quantization: str | None = None,
         max_model_len: int | None = None,
         max_num_seqs: int = 64,
         max_num_batched_tokens: int = 2048,
@@ -64,6 +70,7 @@ class LLM:
         num_kv_blocks: int | None = None,
         swap_space: float = 0,
         swap_file: str | Path | None = None,
+        kv_cache_dtype: str = "auto",
         kv_placement: str = "scattered",
         enable_prefix_caching: bool = True,
         prefix_cache: str = "hash",
@@ -94,6 +101,7 @@ class LLM:
             num_kv_blocks=num_kv_blocks,
             swap_space=swap_space,
             swap_file=swap_file,
+            kv_cache_dtype=kv_cache_dtype,
             kv_placement=kv_placement,
             enable_prefix_caching=enable_prefix_caching,
             prefix_cache=prefix_cache,
@@ -111,8 +119,15 @@ class LLM:
         chosen_device = choose_device(device)
         chosen_dtype = choose_dtype(dtype, chosen_device)
         path = resolve_model(model)
+        stored = read_config(path)
+        check_quantization(quantization, stored, model)
         self.model: LanguageModel
         if hf:
+            if stored is not None:
+                raise InvalidArgumentError(
+                    f"hf={hf!r} does not fit model={shown(str(model))}, whose weights are quantised by "
+                    f"{stored.method!r}: leave hf out, or use the unquantised model."
+                )
             from vllm_teach.models.hugging_face import load_hugging_face  # all of transformers comes with it
 
             self.model = load_hugging_face(path, chosen_dtype, chosen_device)

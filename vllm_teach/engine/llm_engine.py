@@ -13,6 +13,7 @@ from vllm_teach.engine.detokenizer import OutputText
 from vllm_teach.engine.events import EventLog
 from vllm_teach.engine.exclusive import Exclusive
 from vllm_teach.engine.failure import engine_error, shown
+from vllm_teach.engine.field_checks import refuse
 from vllm_teach.engine.limits import (
     check_limits,
     check_pattern,
@@ -31,6 +32,7 @@ from vllm_teach.engine.scheduler import Scheduler
 from vllm_teach.engine.tokenizer_protocol import EngineTokenizer
 from vllm_teach.errors import EngineError, InvalidArgumentError, ModelLoadError, PromptTooLongError
 from vllm_teach.kvcache.manager import KVCacheManager
+from vllm_teach.kvcache.placement import longest_sequence
 from vllm_teach.models.language_model import LanguageModel
 
 
@@ -43,8 +45,8 @@ class LLMEngine:
     A request that fails ends with a typed error in its output, and its neighbours go on; when the forward pass itself
     fails, all requests of that step end so. In either case nothing stays in the cache. A Ctrl-C during `step`,
     `add_request` or `abort` is raised when it is done; a second one at once. In the forward pass, where the time goes,
-    the next step makes up for it; in the midst of the bookkeeping it may leave blocks held. A thread that comes while
-    another one is inside gets an EngineError.
+    the next step makes up for it; in the midst of the bookkeeping it may leave blocks held. Who comes while another
+    thread is inside, or calls from within, as a model or a tokenizer could, gets an EngineError; only an abort waits.
     """
 
     def __init__(self, model: LanguageModel, tokenizer: EngineTokenizer, config: EngineConfig) -> None:
@@ -59,6 +61,10 @@ class LLMEngine:
                 )
         num_blocks = choose_num_blocks(config, shape, model.dtype, model.device)
         num_host_blocks = choose_num_host_blocks(config, shape, model.dtype)
+        # Before any memory is taken: who keeps the error of a refused engine would keep that, too.
+        most = longest_sequence(config.kv_placement, num_blocks) * config.block_size
+        self.max_model_len = choose_max_model_len(config, shape, most)
+        check_pattern(config.attention_pattern, self.max_model_len)
         storage = make_storage(config, model, num_blocks, num_host_blocks)
         self.runner = ModelRunner(model, storage, config.attention_backend, config.attention_pattern)
         self.events = EventLog(max_events=config.max_events)
@@ -71,8 +77,6 @@ class LLMEngine:
             num_host_blocks=num_host_blocks,
             record=self.events.record,
         )
-        self.max_model_len = choose_max_model_len(config, shape, self.kv.max_tokens)
-        check_pattern(config.attention_pattern, self.max_model_len)
         self.scheduler = Scheduler(self.kv, make_scheduler_config(config, model, self.max_model_len), self.events)
         self.writer = OutputWriter(tokenizer, self._end)
         self.last_plan = Plan()
@@ -100,16 +104,10 @@ class LLMEngine:
                 f"the prompt has {count} tokens, but with at least one new token max_model_len="
                 f"{self.max_model_len} allows {self.max_model_len - 1}: shorten it."
             )
-        for token_id in params.stop_token_ids or ():
-            if token_id >= vocab:
-                raise InvalidArgumentError(
-                    f"stop_token_ids={shown(params.stop_token_ids)} is not valid: this model's ids end at {vocab - 1}."
-                )
-        for token_id in params.logit_bias or ():
-            if token_id >= vocab:
-                raise InvalidArgumentError(
-                    f"logit_bias={shown(params.logit_bias)} is not valid: this model's ids end at {vocab - 1}."
-                )
+        for name in ("stop_token_ids", "logit_bias"):
+            token_ids = getattr(params, name) or ()
+            if any(token_id >= vocab for token_id in token_ids):
+                refuse(name, token_ids, f"this model's ids end at {vocab - 1}")
         return checked
 
     def add_request(
@@ -124,7 +122,7 @@ class LLMEngine:
         With `scheduling_policy="priority"` the request with the smallest `priority` goes first, as in vLLM; "fcfs" has
         no use for it.
         """
-        with self.exclusive.hold():
+        with self.exclusive.change():
             return self._add_request(prompt, params, request_id, priority)
 
     def _add_request(self, prompt: Prompt, params: SamplingParams | None, request_id: str | None, priority: int) -> str:
@@ -158,8 +156,11 @@ class LLMEngine:
         return bool(self._requests)
 
     def step(self) -> list[RequestOutput]:
-        """Advance every scheduled sequence and return the output so far of each request that advanced or ended."""
-        with self.exclusive.hold():
+        """Advance every scheduled sequence and return the output so far of each request that advanced or ended.
+
+        Raises EngineError when none can advance, as beside a beam search that holds the blocks.
+        """
+        with self.exclusive.change():
             return self._step()
 
     def _step(self) -> list[RequestOutput]:
@@ -167,6 +168,8 @@ class LLMEngine:
         if self._unsettled:  # an interrupted step left it so
             self._settle()
         plan = self.scheduler.schedule()
+        if not (plan.items or plan.transfers or plan.preempted) and self.scheduler.has_unfinished():
+            raise EngineError("no request has room to run, as a beam search holds the KV cache: close it first.")
         for request in self._requests.values():
             if request.metrics.first_scheduled_time is None and any(
                 sequence.status is SequenceStatus.RUNNING for sequence in request.sequences
@@ -193,7 +196,7 @@ class LLMEngine:
 
     def reset_prefix_cache(self) -> None:
         """Forget every computed prefix. Requests that run keep what they hold."""
-        with self.exclusive.hold():
+        with self.exclusive.change():
             self.kv.reset_prefix_cache()
 
     def abort(self, request: str | Request) -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from vllm_teach.attention.patterns import Pattern
 from vllm_teach.backends.dispatch import AUTO, Prepared
+from vllm_teach.backends.packed import reads_packed
 from vllm_teach.engine.batch import Batch
+from vllm_teach.engine.broken_rows import fail_broken_rows
 from vllm_teach.engine.plan import Plan, StepResult
 from vllm_teach.engine.prompt_logprobs import rank_prompt_tokens
 from vllm_teach.engine.sampler import sample
+from vllm_teach.kvcache.quantized_storage import DequantizedBlocks, QuantizedKVStorage
 from vllm_teach.kvcache.storage import KVStorage
 from vllm_teach.models.attend import window_size
 from vllm_teach.models.decoder import Decoder
@@ -33,6 +38,9 @@ class ModelRunner:
         self.storage = storage
         self.pattern = pattern
         self._backend = attention_backend
+        self._codes: QuantizedKVStorage | None = None  # the storage, where attention cannot read it as it lies
+        if isinstance(storage, QuantizedKVStorage) and not reads_packed(attention_backend, model.dtype, model.device):
+            self._codes = storage
 
     @torch.inference_mode()
     def execute(self, plan: Plan) -> StepResult:
@@ -50,7 +58,8 @@ class ModelRunner:
         batch = Batch.of(plan, self.storage.block_size, self.storage.zero_block, self.model.device)
         hidden = self.model(batch.token_ids, batch.positions, self._attend(batch))
         result = self._sample(batch, hidden)
-        result.prompt_logprobs = rank_prompt_tokens(self.model, hidden, plan)
+        rank_prompt_tokens(self.model, hidden, plan, result)
+        fail_broken_rows(hidden, plan, result)
         return result
 
     def _sample(self, batch: Batch, hidden: Tensor) -> StepResult:
@@ -60,6 +69,10 @@ class ModelRunner:
         return sample(logits if batch.sources is None else logits[batch.sources], batch.sequences)
 
     def _attend(self, batch: Batch) -> _PagedAttend:
+        if self._codes is not None:
+            blocks = DequantizedBlocks(self._codes, batch.layout.block_table)
+            batch = replace(batch, layout=replace(batch.layout, block_table=blocks.block_table))
+            return _PagedAttend(blocks, batch, self._backend, self.pattern)
         return _PagedAttend(self.storage, batch, self._backend, self.pattern)
 
 
@@ -70,7 +83,9 @@ class _PagedAttend:
     window, and serves the others (FlashInfer's plan and run, arXiv 2501.01005).
     """
 
-    def __init__(self, storage: KVStorage, batch: Batch, backend: str, pattern: Pattern | None) -> None:
+    def __init__(
+        self, storage: KVStorage | DequantizedBlocks, batch: Batch, backend: str, pattern: Pattern | None
+    ) -> None:
         self._storage, self._batch, self._backend, self._pattern = storage, batch, backend, pattern
         self._prepared: dict[int | None, Prepared] = {}
 

@@ -102,8 +102,8 @@ def _parts(prompt: Prompt) -> tuple[str | None, Sequence[int] | None, str | None
         known = prompt.keys() <= {"prompt", "prompt_token_ids", "cache_salt"}
         if not known or not isinstance(text, str | None) or (text is None and token_ids is None):
             raise InvalidArgumentError(
-                f"the prompt has the keys {sorted(map(str, prompt))}, which is not valid: use 'prompt' with a text or "
-                "'prompt_token_ids' with a list of token ids, and 'cache_salt' with a string if you want one."
+                f"the prompt has the keys {shown(sorted(map(str, prompt)))}, which is not valid: use 'prompt' with a "
+                "text or 'prompt_token_ids' with a list of token ids, and 'cache_salt' with a string if you want one."
             )
         if salt is not None and (not isinstance(salt, str) or not salt):
             raise InvalidArgumentError(f"cache_salt={shown(salt)} is not valid: use a string that is not empty.")

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from vllm_teach.engine import logits as change
+from vllm_teach.engine.broken_rows import broken
 from vllm_teach.engine.failure import engine_error
 from vllm_teach.engine.plan import StepResult
 from vllm_teach.engine.request import SampledToken, Sequence
@@ -31,9 +32,7 @@ def sample(logits: Tensor, sequences: list[Sequence]) -> StepResult:
         if finite:
             usable.append(row)
         else:
-            result.errors[sequences[row].seq_id] = EngineError(
-                "the model's logits hold NaN or infinite values for this request: check the weights and the dtype."
-            )
+            result.errors[sequences[row].seq_id] = broken("logits")
     try:
         _sample_rows(logits, sequences, usable, result)
     except Exception:  # noqa: BLE001 - whatever went wrong, find the row it belongs to and keep it from the others

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from vllm_teach.engine.failure import shown
 from vllm_teach.engine.field_checks import (
     check_flag,
     check_number,
+    check_seed,
     check_whole,
     is_whole,
     is_within,
@@ -75,14 +77,14 @@ class SamplingParams:
         check_whole("top_k", self.top_k, -1, hint="use a whole number from 1, or 0 or -1 to keep all tokens")
         check_number("min_p", self.min_p, 0.0, 1.0, hint="use a number from 0 (off) to 1")
         if self.seed is not None:
-            check_whole("seed", self.seed, -(2**63), 2**64 - 1, hint="use a whole number of at most 64 bits or None")
+            check_seed(self.seed, "use a whole number of at most 64 bits or None")
             self.seed = None if self.seed == -1 else self.seed
         if self.max_tokens is not None:
             hint = "use a whole number from 1, or None for the whole context"
             check_whole("max_tokens", self.max_tokens, 1, hint=hint)
         check_whole("min_tokens", self.min_tokens, 0, hint="use a whole number from 0")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            refuse("min_tokens", self.min_tokens, f"use at most max_tokens, which is {self.max_tokens}")
+            refuse("min_tokens", self.min_tokens, f"use at most max_tokens, which is {shown(self.max_tokens)}")
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 hint = "use a whole number from 0, -1 for all tokens, or None"

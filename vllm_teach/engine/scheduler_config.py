@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from vllm_teach.engine.failure import shown
 from vllm_teach.engine.field_checks import (
     check_choice,
     check_flag,
@@ -82,5 +83,6 @@ def check_batch_limits(max_num_seqs: int, max_num_batched_tokens: int) -> None:
     check_whole("max_num_seqs", max_num_seqs, 1)
     check_whole("max_num_batched_tokens", max_num_batched_tokens, 1)
     if max_num_batched_tokens < max_num_seqs:
-        hint = f"every running sequence takes a token a step, so use at least max_num_seqs, which is {max_num_seqs}"
+        least = shown(max_num_seqs)
+        hint = f"every running sequence takes a token a step, so use at least max_num_seqs, which is {least}"
         refuse("max_num_batched_tokens", max_num_batched_tokens, hint)

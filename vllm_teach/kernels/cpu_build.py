@@ -1,9 +1,10 @@
-"""Building the CPU attention kernel on first use, once for each instruction set, and finding it again.
+"""Building the CPU kernels on first use, once for each instruction set, and finding them again.
 
-`torch.utils.cpp_extension` compiles the files of `kernels/cpu/` into a shared library, which is kept in the user's
-cache folder (or VLLM_TEACH_HOME) under a name made of everything that went into it. As for models, a lock file makes a
-second process wait for the first, and renaming makes the library appear whole or not at all. Its checksum lies beside
-it: to load a library that a full disk has cut short kills the process.
+Each folder in `kernels/cpu/` becomes one shared library; the headers beside the folders are for all of them.
+`torch.utils.cpp_extension` compiles the files, and the library is kept in the user's cache folder (or VLLM_TEACH_HOME)
+under a name made of everything that went into it. As for models, a lock file makes a second process wait for the first,
+and renaming makes the library appear whole or not at all. Its checksum lies beside it: to load a library that a full
+disk has cut short kills the process.
 """
 
 from __future__ import annotations
@@ -28,6 +29,12 @@ from filelock import FileLock
 from vllm_teach import resources
 from vllm_teach.errors import MissingDependencyError
 
+# The libraries, each named after its folder, and what serves where one cannot be had.
+LIBRARIES = {
+    "attention": "the backends sdpa and tiled need no compiler",
+    "norms": "without it norms are computed in plain PyTorch",
+    "matmul": "without it quantised weights are multiplied in plain PyTorch",
+}
 # What each instruction set needs to be told; "portable" is what every processor of the machine's kind has.
 ISA_FLAGS = {
     "portable": (),
@@ -38,76 +45,75 @@ ISA_FLAGS = {
 # A product and a sum may become one instruction; no other freedom with floating-point numbers is taken. -w because
 # GCC's own headers of AVX-512 warn.
 _FLAGS = ("-O2", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden", "-w")
-_OTHERS = "the backends sdpa and tiled need no compiler"
 
-# Why the library of an instruction set cannot be had, found out in this process: it is not tried again.
-_failures: dict[str, str] = {}
+# Why a library cannot be had for an instruction set, found out in this process: it is not tried again.
+_failures: dict[tuple[str, str], str] = {}
 
 
-def why_not(isa: str) -> str | None:
-    """Return why the library for `isa` cannot be had, or None when it is there or nothing speaks against building it.
+def why_not(library: str, isa: str) -> str | None:
+    """Return why `library` cannot be had for `isa`, or None when it is there or nothing speaks against building it.
 
-    Builds nothing. Where no library is there yet it asks the compiler (the environment variable CXX, else c++) to check
-    one line, which takes a moment the first time, and looks for ninja.
+    `library` is one of LIBRARIES, `isa` one of ISA_FLAGS. Builds nothing. Where no library is there yet it asks the
+    compiler (the environment variable CXX, else c++) to check one line, which takes a moment the first time, and looks
+    for ninja.
     """
-    if isa in _failures:
-        return _failures[isa]
+    if (library, isa) in _failures:
+        return _failures[library, isa]
+    kernel, otherwise = f"The CPU {library} kernel", LIBRARIES[library]
     try:
-        if library_path(isa).exists():
+        if library_path(library, isa).exists():
             return None
     except ModuleNotFoundError as error:  # a bare machine, with little more than PyTorch
-        return f"The CPU kernel has to be kept somewhere: pip install {error.name} or set VLLM_TEACH_HOME ({_OTHERS})."
+        return f"{kernel} has to be kept somewhere: pip install {error.name} or set VLLM_TEACH_HOME ({otherwise})."
     if sys.platform == "win32":
-        return (
-            f"The CPU kernel is written for GCC and Clang, and PyTorch builds with another one on Windows ({_OTHERS})."
-        )
+        return f"{kernel} is written for GCC and Clang, and PyTorch builds with another one on Windows ({otherwise})."
     problem = _compiler_problem(os.environ.get("CXX", "c++"), os.environ.get("PATH", ""))
     if problem is None and shutil.which("ninja", path=_search_path()) is None:
         problem = "ninja is not on the PATH: pip install ninja"
-    return None if problem is None else f"The CPU kernel has to be built, and {problem} ({_OTHERS})."
+    return None if problem is None else f"{kernel} has to be built, and {problem} ({otherwise})."
 
 
-def build(isa: str) -> Path:
-    """Return the library for `isa`, building it first, with a line on stderr, where it is not there.
+def build(library: str, isa: str) -> Path:
+    """Return the file of `library` for `isa`, building it first, with a line on stderr, where it is not there.
 
     Raises MissingDependencyError when it cannot be built. While it builds, PATH ends with this Python's own programs.
     """
-    if (reason := why_not(isa)) is not None:
+    if (reason := why_not(library, isa)) is not None:
         raise MissingDependencyError(reason)
-    library = library_path(isa)
-    if not library.exists():
+    path = library_path(library, isa)
+    if not path.exists():
         try:
-            _build(isa, library)
+            _build(library, isa, path)
         # cpp_extension reports a failing compiler as a RuntimeError.
         except (OSError, RuntimeError, ImportError) as error:
-            reason = fail(isa, f"The CPU kernel could not be built ({_first_error(error)}); {_OTHERS}.")
-            raise MissingDependencyError(reason) from error
-    return library
+            problem = f"The CPU {library} kernel could not be built ({_first_error(error)}); {LIBRARIES[library]}."
+            raise MissingDependencyError(fail(library, isa, problem)) from error
+    return path
 
 
-def damage(library: Path) -> str | None:
-    """Return what is wrong with a built library, which must not be loaded then, or None."""
+def damage(path: Path) -> str | None:
+    """Return what is wrong with the file of a built library, which must not be loaded then, or None."""
     try:
-        intact = _checksum_file(library).read_text(encoding="ascii") == _checksum(library)
+        intact = _checksum_file(path).read_text(encoding="ascii") == _checksum(path)
     except (OSError, UnicodeDecodeError):
         intact = False
-    return None if intact else f"{library} is not what was built"
+    return None if intact else f"{path} is not what was built"
 
 
-def fail(isa: str, reason: str) -> str:
+def fail(library: str, isa: str, reason: str) -> str:
     """Let `reason` be the answer of `why_not` from now on, and return it."""
-    return _failures.setdefault(isa, reason)
+    return _failures.setdefault((library, isa), reason)
 
 
-def library_path(isa: str) -> Path:
-    """Return where the library for `isa` is or will be: a change of a source, a flag or PyTorch changes it."""
-    return cache_folder() / f"attention-{isa}-{_key(isa)}.so"
+def library_path(library: str, isa: str) -> Path:
+    """Return where `library` is or will be for `isa`: a change of a source, a flag or PyTorch changes it."""
+    return cache_folder() / f"{library}-{isa}-{_key(library, isa)}.so"
 
 
-@lru_cache(maxsize=8)
-def _key(isa: str) -> str:
+@lru_cache(maxsize=4 * len(LIBRARIES))
+def _key(library: str, isa: str) -> str:
     parts = [torch.__version__, platform.machine(), *_flags(isa)]
-    parts += [f"{file.name}\n{file.read_text(encoding='utf-8')}" for file in _files()]
+    parts += [f"{file.name}\n{file.read_text(encoding='utf-8')}" for file in _files(library)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
@@ -124,20 +130,20 @@ def cache_folder() -> Path:
     return Path(os.path.expanduser(home)) / "kernels"
 
 
-def _build(isa: str, library: Path) -> None:
-    library.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(library.with_suffix(".lock")):
-        for left_over in library.parent.glob(f"{glob.escape(library.stem)}.partial-*"):
+def _build(library: str, isa: str, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.with_suffix(".lock")):
+        for left_over in path.parent.glob(f"{glob.escape(path.stem)}.partial-*"):
             shutil.rmtree(left_over)
-        if library.exists():
+        if path.exists():
             return
-        print(f"Building the CPU attention kernel for {isa} (once, some 10 seconds) …", file=sys.stderr, flush=True)
-        folder = Path(tempfile.mkdtemp(prefix=f"{library.stem}.partial-", dir=library.parent))
+        print(f"Building the CPU {library} kernel for {isa} (once, some 10 seconds) …", file=sys.stderr, flush=True)
+        folder = Path(tempfile.mkdtemp(prefix=f"{path.stem}.partial-", dir=path.parent))
         try:
-            compiled = _compile(isa, folder)
+            compiled = _compile(library, isa, folder)
             (folder / "checksum").write_text(_checksum(compiled), encoding="ascii")
-            os.replace(folder / "checksum", _checksum_file(library))
-            os.replace(compiled, library)
+            os.replace(folder / "checksum", _checksum_file(path))
+            os.replace(compiled, path)
         finally:
             # After Ctrl-C a compiler may still be writing there; the next build removes what is left.
             shutil.rmtree(folder, ignore_errors=True)
@@ -147,18 +153,18 @@ def _checksum(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-def _checksum_file(library: Path) -> Path:
-    return library.with_suffix(".sha256")
+def _checksum_file(path: Path) -> Path:
+    return path.with_suffix(".sha256")
 
 
-def _compile(isa: str, folder: Path) -> Path:
-    """Compile the sources in `folder`; return the library there."""
+def _compile(library: str, isa: str, folder: Path) -> Path:
+    """Compile the sources of `library` in `folder`; return the library there."""
     from torch.utils import cpp_extension
 
-    with _scripts_on_path():
+    with scripts_on_path():
         cpp_extension.load(
-            name=f"vllm_teach_attention_{isa}",
-            sources=[str(file) for file in _files() if file.suffix == ".cpp"],
+            name=f"vllm_teach_{library}_{isa}",
+            sources=[str(file) for file in _files(library) if file.suffix == ".cpp"],
             extra_cflags=list(_flags(isa)),
             extra_ldflags=[flag for flag in _flags(isa) if flag == "-fopenmp"],
             build_directory=str(folder),
@@ -172,9 +178,10 @@ def _flags(isa: str) -> tuple[str, ...]:
     return (*_FLAGS, *ISA_FLAGS[isa], *(() if sys.platform == "darwin" else ("-fopenmp",)))
 
 
-def _files() -> list[Path]:
-    folder = resources.folder("kernels") / "cpu"
-    return sorted(file for file in folder.iterdir() if file.suffix in (".h", ".cpp"))
+def _files(library: str) -> list[Path]:
+    """Return the library's own files and the headers that all share."""
+    shared = resources.folder("kernels") / "cpu"
+    return sorted(file for folder in (shared, shared / library) for file in folder.glob("*.[ch]*"))
 
 
 @lru_cache(maxsize=8)
@@ -201,7 +208,8 @@ def _search_path() -> str:
 
 
 @contextmanager
-def _scripts_on_path() -> Iterator[None]:
+def scripts_on_path() -> Iterator[None]:
+    """Let the PATH end with the folder where pip puts programs, ninja among them, for the length of a `with` block."""
     before = os.environ.get("PATH")
     os.environ["PATH"] = _search_path()
     try:

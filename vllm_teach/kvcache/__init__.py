@@ -15,6 +15,7 @@ _HOMES = {
     "HashPrefixCache": "hash_prefix_cache",
     "KVCacheManager": "manager",
     "KVStorage": "storage",
+    "QuantizedKVStorage": "quantized_storage",
     "RadixPrefixCache": "radix_prefix_cache",
     "Transfer": "transfers",
 }
@@ -27,6 +28,7 @@ __all__ = [
     "HashPrefixCache",
     "KVCacheManager",
     "KVStorage",
+    "QuantizedKVStorage",
     "RadixPrefixCache",
     "Transfer",
 ]
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from vllm_teach.kvcache.buddy import BuddyAllocator
     from vllm_teach.kvcache.hash_prefix_cache import HashPrefixCache
     from vllm_teach.kvcache.manager import KVCacheManager
+    from vllm_teach.kvcache.quantized_storage import QuantizedKVStorage
     from vllm_teach.kvcache.radix_prefix_cache import RadixPrefixCache
     from vllm_teach.kvcache.reservation import ContiguousKVCacheManager
     from vllm_teach.kvcache.storage import KVStorage

@@ -16,6 +16,11 @@ def next_power_of_two(count: int) -> int:
     return 1 << (count - 1).bit_length()
 
 
+def longest_run(num_blocks: int) -> int:
+    """Return the longest run in `num_blocks` blocks (1 or more): the greatest power of two that is at most that."""
+    return 1 << (num_blocks.bit_length() - 1)
+
+
 class BuddyAllocator:
     """Keeps the free ones of the blocks `0 .. num_blocks - 1`, all of them at first; `num_blocks` may be any number.
 

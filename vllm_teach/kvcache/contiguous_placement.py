@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from vllm_teach.kvcache.block_pool import BlockPool
 from vllm_teach.kvcache.block_table import NO_BLOCK, BlockTable
-from vllm_teach.kvcache.buddy import BuddyAllocator, next_power_of_two
+from vllm_teach.kvcache.buddy import BuddyAllocator, longest_run, next_power_of_two
 from vllm_teach.kvcache.compaction import Run, by_size, loose_blocks, pack, relocate
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Contiguous:
     @property
     def max_blocks(self) -> int:
         """The longest run there is room for: a power of two."""
-        return 1 << (self.pool.num_blocks.bit_length() - 1)
+        return longest_run(self.pool.num_blocks)
 
     def blocks_to_extend(self, table: BlockTable, count: int) -> int:
         """Return how many free blocks it takes to append `count`: none while they fit into the spare."""

@@ -220,11 +220,6 @@ class KVCacheManager:
         self._supply.empty(seq_id, table)
         return True
 
-    def can_swap_in(self, seq_id: int) -> bool:
-        """Say whether enough blocks are available for `swap_in`."""
-        sequence, host_blocks = self._sequences.swapped(seq_id)
-        return self._supply.cost(sequence.table, len(without_holes(host_blocks))) <= self.pool.num_available
-
     def swap_in(self, seq_id: int) -> bool:
         """Bring `seq_id` back into blocks of its own. Returns False, with nothing changed, when there are too few.
 

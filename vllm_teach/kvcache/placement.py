@@ -8,6 +8,7 @@ from typing import Protocol
 from vllm_teach.errors import InvalidArgumentError
 from vllm_teach.kvcache.block_pool import BlockPool
 from vllm_teach.kvcache.block_table import BlockTable
+from vllm_teach.kvcache.buddy import longest_run
 from vllm_teach.kvcache.compaction import pack_in_order, relocate
 from vllm_teach.kvcache.contiguous_placement import Contiguous
 from vllm_teach.kvcache.prefer_contiguous import PreferContiguous
@@ -90,6 +91,11 @@ def make_placement(
     if placement == "prefer_contiguous":
         return PreferContiguous(num_blocks, tables, move, compact_above)
     return Scattered(num_blocks, tables, move)
+
+
+def longest_sequence(placement: str, num_blocks: int) -> int:
+    """Return `max_blocks` of a `placement` of `num_blocks` blocks (1 or more), before there is one."""
+    return longest_run(num_blocks) if placement == "contiguous" else num_blocks
 
 
 def check_placement(placement: str) -> None:

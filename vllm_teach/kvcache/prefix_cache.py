@@ -12,6 +12,11 @@ from vllm_teach.kvcache.block_pool import BlockPool
 Tokens = Callable[[int, int], Sequence[int]]
 
 
+def tokens_of(token_ids: Sequence[int]) -> Tokens:
+    """Return how the caches read `token_ids`, where they are in one list."""
+    return lambda start, count: token_ids[start : start + count]
+
+
 @dataclass(frozen=True)
 class PrefixMatch:
     """The first `num_tokens` tokens of a prompt lie in `blocks`; the last of them may hold more tokens than match."""

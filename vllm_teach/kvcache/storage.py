@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
+import math
 from collections.abc import Iterable
 from pathlib import Path
-from typing import BinaryIO, cast
 
 import torch
 from torch import Tensor
 
-from vllm_teach.errors import InvalidArgumentError
+from vllm_teach.kvcache.swap_file import SwapFile
 from vllm_teach.kvcache.transfers import Transfer
 
 # The most that a transfer holds beside the cache itself; a single layer's blocks may take more.
@@ -25,8 +24,7 @@ class KVStorage:
     block, `zero_block`, is cleared and never written: it stands in a kernel's table where a block was given back.
 
     The swap space has `num_host_blocks` blocks of the same form on the host: memory, pinned where the cache is on CUDA,
-    or, with `swap_file`, that file, mapped. The file is overwritten and stays the caller's. Raises
-    InvalidArgumentError when it cannot be made as large as that.
+    or, with `swap_file`, that file, mapped: see `SwapFile`, and what it raises.
     """
 
     def __init__(
@@ -52,7 +50,10 @@ class KVStorage:
         self._rows = tuple(cache.view(num_layers * (num_blocks + 1), -1) for cache in (self.keys, self.values))
         self._slots = [(k.flatten(0, 1), v.flatten(0, 1)) for k, v in zip(self.keys, self.values, strict=True)]
         shape = (2, num_layers, num_host_blocks, *block)
-        self.host = _host_memory(shape, dtype, self.keys.device, swap_file)  # K and V
+        num_bytes = math.prod(shape) * dtype.itemsize
+        # Kept for its lock: the file is ours while the storage lives.
+        self._swap_file = SwapFile(swap_file, num_bytes) if swap_file is not None and num_bytes else None
+        self.host = _host_memory(shape, dtype, self.keys.device, self._swap_file)  # K and V
         self._host_rows = tuple(self.host.flatten(1, 2).flatten(2).unbind(0))
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
@@ -101,31 +102,8 @@ class KVStorage:
 
 
 def _host_memory(
-    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, swap_file: str | Path | None
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, swap_file: SwapFile | None
 ) -> Tensor:
-    numel = torch.Size(shape).numel()
-    if swap_file is None or numel == 0:
-        return torch.empty(shape, dtype=dtype, pin_memory=device.type == "cuda" and numel > 0)
-    num_bytes = numel * dtype.itemsize
-    try:
-        with open(swap_file, "wb") as file:
-            _take_room(file, num_bytes)
-        storage = torch.UntypedStorage.from_file(str(swap_file), shared=True, nbytes=num_bytes)
-    except (OSError, RuntimeError, ValueError) as error:  # ValueError: a name with a null character
-        raise InvalidArgumentError(
-            f"swap_file={str(swap_file)!r} cannot be made {num_bytes} bytes large ({error}): name a file in a folder "
-            "with room, or lower swap_space."
-        ) from error
-    return torch.empty(0, dtype=dtype).set_(cast("torch.UntypedStorage", storage)).view(shape)
-
-
-def _take_room(file: BinaryIO, num_bytes: int) -> None:
-    """Make `file` that long, its room on the disk taken now: to write to a map of a full disk kills the process."""
-    if not hasattr(os, "posix_fallocate"):  # not on macOS and Windows
-        file.truncate(num_bytes)
-        return
-    try:
-        os.posix_fallocate(file.fileno(), 0, num_bytes)
-    except OSError:
-        file.truncate(0)  # it may have taken all that was left
-        raise
+    if swap_file is not None:
+        return torch.frombuffer(swap_file.bytes, dtype=dtype).view(shape)
+    return torch.empty(shape, dtype=dtype, pin_memory=device.type == "cuda" and math.prod(shape) > 0)

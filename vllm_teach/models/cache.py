@@ -60,7 +60,7 @@ def _build(target: Path, build: Callable[[Path], None]) -> Path:
             build(folder)
             if not is_complete(folder):
                 raise ModelLoadError(f"what was built for {target} is no complete model: report this as a bug.")
-            _apply_umask(folder)
+            apply_umask(folder)
             if target.exists():
                 shutil.rmtree(target)
             folder.rename(target)
@@ -106,7 +106,7 @@ def _temporary_folder(target: Path) -> Iterator[Path]:
             shutil.rmtree(folder)
 
 
-def _apply_umask(folder: Path) -> None:
+def apply_umask(folder: Path) -> None:
     """Give folder and files the permissions a plain write gives: mkdtemp and safetensors write for the owner alone."""
     umask = os.umask(0)
     os.umask(umask)

@@ -91,7 +91,8 @@ class ModelConfig:
         """Read the dict of a Hugging Face `config.json`, of transformers 4 or 5; `source` is how errors name the file.
 
         Raises ModelLoadError for an architecture or a feature that this decoder does not compute, and for a value that
-        cannot be: nothing that changes the model's output is skipped in silence.
+        cannot be: nothing that changes the model's output is skipped in silence. How weights are quantised is not asked
+        here but where they are read (`quantization.read_config`).
         """
         architecture = _architecture(Fields(config, source))
         # A null stands over the default: it means "off" for the window, "one per query head" for the key/value heads.
@@ -148,11 +149,6 @@ def _refuse_unsupported(fields: Fields) -> None:
     if activation not in ("silu", "swish"):
         raise ModelLoadError(
             f"{fields.source} has hidden_act = {activation!r}, but only 'silu' is supported: use another model."
-        )
-    if "quantization_config" in fields:
-        method = fields.section("quantization_config").text("quant_method", "unknown")
-        raise ModelLoadError(
-            f"{fields.source} has a quantization_config ({method}), which is not supported: use the unquantised model."
         )
     _refuse_partial_rotation(fields)
 

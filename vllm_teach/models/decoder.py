@@ -7,13 +7,15 @@ position in its own sequence. Only attention mixes tokens, and attention is the 
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vllm_teach.errors import InvalidArgumentError
 from vllm_teach.models.attend import Attend
 from vllm_teach.models.config import ModelConfig
-from vllm_teach.models.layers import Attention, DecoderLayer, Embedding, Linear, RMSNorm
+from vllm_teach.models.layers import MLP, Attention, DecoderLayer, Embedding, Linear, RMSNorm
 from vllm_teach.models.rope import RotaryEmbedding
+from vllm_teach.quantization.linear import QuantizedEmbedding, QuantizedLinear, QuantizedMatrix
+from vllm_teach.quantization.quantized_weight import QuantizedWeight
 
 
 class _Body(nn.Module):
@@ -47,44 +49,69 @@ class Decoder(nn.Module):
 
         `token_ids` and `positions` are integer `[tokens]`; `attend` may store k and v, nothing here is mutated.
         """
-        x = self.model.embed_tokens(token_ids)
+        x, update = self.model.embed_tokens(token_ids), None
         cos, sin = self.rotary(positions, x.dtype)
         for layer in self.model.layers:
-            x = layer(x, cos, sin, attend)
-        return self.model.norm(x)
+            x, update = layer(x, update, cos, sin, attend)
+        normalised, _ = self.model.norm(x, update)
+        return normalised
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the score of each vocabulary entry, `[tokens, vocab_size]`, for `hidden` `[tokens, hidden_size]`."""
-        return F.linear(hidden, self.output_weight)
-
-    @property
-    def output_weight(self) -> Tensor:
-        """The matrix `[vocab_size, hidden_size]` that turns hidden states into logits."""
-        return self.model.embed_tokens.weight if self.config.tie_word_embeddings else self.lm_head.weight
+        return self.model.embed_tokens.logits(hidden) if self.config.tie_word_embeddings else self.lm_head(hidden)
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the weights."""
-        return self.model.embed_tokens.weight.dtype
+        """The dtype of hidden states, and of the weights that are not quantised."""
+        return self.model.norm.weight.dtype
 
     @property
     def device(self) -> torch.device:
         """The device of the weights."""
-        return self.model.embed_tokens.weight.device
+        return self.model.norm.weight.device
 
     def num_parameters(self) -> int:
-        """Return how many weights the model has, a tied matrix counted once."""
-        return sum(parameter.numel() for parameter in self.parameters())
+        """Return how many weights the model has, quantised or not, a tied matrix counted once."""
+        plain = sum(parameter.numel() for parameter in self.parameters())
+        return plain + sum(module.num_weights for module in self.modules() if isinstance(module, QuantizedMatrix))
+
+    def num_bytes(self) -> int:
+        """Return how many bytes the weights take, the scales and zeros of quantised ones included."""
+        plain = sum(parameter.nbytes for parameter in self.parameters())
+        # Joined layers share one packed weight.
+        packed = {id(each.packed): each.packed for each in self.modules() if isinstance(each, QuantizedMatrix)}
+        return plain + sum(each.num_bytes for each in packed.values())
+
+    def put_quantized(self, name: str, weight: QuantizedWeight, dtype: torch.dtype) -> None:
+        """Replace the linear layer or embedding `name`, as "model.layers.0.mlp.up_proj", by one that has `weight`.
+
+        A linear layer keeps its bias. `dtype` is the model's, in which an embedding's vectors come out. Raises
+        InvalidArgumentError when there is no such layer, it is quantised already, or `weight` has not its shape.
+        """
+        parent, _, own_name = name.rpartition(".")
+        try:
+            layer = self.get_submodule(name)
+        except AttributeError:
+            layer = None
+        if not isinstance(layer, Linear | Embedding):
+            raise InvalidArgumentError(f"name={name!r} is no plain linear layer or embedding of this model: check it.")
+        if weight.codes.shape != layer.weight.shape:
+            found, needed = list(weight.codes.shape), list(layer.weight.shape)
+            raise InvalidArgumentError(f"weight has shape {found}, but {name} has {needed}: give that layer's own.")
+        new: QuantizedMatrix
+        new = QuantizedLinear(weight, layer.bias) if isinstance(layer, Linear) else QuantizedEmbedding(weight, dtype)
+        setattr(self.get_submodule(parent), own_name, new)
 
     def join_weights(self) -> Decoder:
         """Lay the weights of q, k and v together in each layer, for one product instead of three; return the model.
 
         Names and values stay; a layer's weights are there twice for a moment. For who is done loading and changing the
-        weights: what is assigned or moved later is still right, but computed one by one. (Gate and up are left apart:
-        their product is large enough to pay for itself, and its halves would be slower to go on with.)
+        weights: what is assigned or moved later is still right, but computed one by one. (Gate and up are joined only
+        where they are quantised, for a kernel that goes on with both halves: otherwise their product is large enough to
+        pay for itself, and its halves would be slower to go on with.)
         """
         for module in self.modules():
-            if isinstance(module, Attention):
+            if isinstance(module, Attention | MLP):
                 module.join_weights()
         return self
 

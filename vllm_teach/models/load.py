@@ -4,11 +4,13 @@ from pathlib import Path
 
 import torch
 
-from vllm_teach.errors import ModelLoadError, ModelNotFoundError
+from vllm_teach.errors import InvalidArgumentError, ModelLoadError, ModelNotFoundError
 from vllm_teach.models.config import ModelConfig
 from vllm_teach.models.decoder import Decoder
 from vllm_teach.models.fields import read_json
 from vllm_teach.models.weights import Checkpoint
+from vllm_teach.quantization.checkpoint import QuantizedCheckpoint
+from vllm_teach.quantization.quantization_config import read_config
 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
@@ -17,15 +19,20 @@ def load_model(path: Path | str, dtype: torch.dtype = torch.float32, device: tor
     """Return the model in directory `path`, its weights in `dtype` on `device`, in eval mode and without gradients.
 
     The decoder is built without memory and each weight is copied once, from a memory map of its file, so loading needs
-    little more private memory than the weights themselves. Raises ModelNotFoundError when `path` is no model
-    directory, and ModelLoadError, naming file and tensor, for a missing, unexpected or wrongly shaped tensor, a
-    damaged file or an unknown architecture.
+    little more private memory than the weights themselves. Where config.json says that the weights are quantised (by
+    AutoAWQ, GPTQ, or `vllm-teach quantize`), they stay so, and `dtype` is that of what is not.
+
+    Raises ModelNotFoundError when `path` is no model directory, and ModelLoadError, naming file and tensor, for a
+    missing, unexpected or wrongly shaped tensor, a damaged file, an unknown architecture or kind of quantisation.
     """
     folder = Path(path)
     model = Decoder(load_config(folder))
     checkpoint = Checkpoint(folder)
+    quantized = None if read_config(folder) is None else QuantizedCheckpoint(folder)
+    if quantized is not None:
+        _put_quantized(model, quantized, dtype, device)
     wanted = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    _check(checkpoint, wanted)
+    _check(checkpoint, wanted, quantized)
     weights = {name: checkpoint.copy(name, dtype, device) for name in wanted}
     model.load_state_dict(weights, assign=True)
     return model.eval().requires_grad_(False)
@@ -43,7 +50,21 @@ def load_config(path: Path | str) -> ModelConfig:
     return ModelConfig.from_hf(read_json(file).values, str(file))
 
 
-def _check(checkpoint: Checkpoint, wanted: dict[str, tuple[int, ...]]) -> None:
+def _put_quantized(
+    model: Decoder, quantized: QuantizedCheckpoint, dtype: torch.dtype, device: torch.device | str
+) -> None:
+    for module in quantized.modules:
+        try:
+            model.put_quantized(module, quantized.read(module).to(device), dtype)
+        except InvalidArgumentError as error:
+            reason = str(error).rstrip(".")
+            raise ModelLoadError(
+                f"{module} in {quantized.folder} cannot be a layer of this model ({reason}): put config and weights of "
+                "the same model together, or use another one."
+            ) from error
+
+
+def _check(checkpoint: Checkpoint, wanted: dict[str, tuple[int, ...]], quantized: QuantizedCheckpoint | None) -> None:
     """Raise ModelLoadError unless the checkpoint has exactly the tensors of the decoder, in its shapes."""
     for name, shape in wanted.items():
         if name not in checkpoint.files:
@@ -53,12 +74,16 @@ def _check(checkpoint: Checkpoint, wanted: dict[str, tuple[int, ...]]) -> None:
                 f"tensor {name} in {checkpoint.files[name]} has shape {list(checkpoint.shapes[name])} and config.json "
                 f"asks for {list(shape)}: put config and weights of the same model together."
             )
-    for name in sorted(checkpoint.files.keys() - wanted.keys()):
+    read = set() if quantized is None else quantized.tensor_names
+    for name in sorted(checkpoint.files.keys() - wanted.keys() - read):
         # Old checkpoints store RoPE's frequencies, which follow from the config.
         if name.endswith("rotary_emb.inv_freq"):
             continue
         # Some store the output matrix although the config says that it is the embedding.
         if name == _HEAD and checkpoint.equal(_HEAD, _EMBEDDING):
+            continue
+        # GPTQ's first writers store a bias for every layer that they quantise.
+        if quantized is not None and name.removesuffix(".bias") in quantized.modules and checkpoint.is_zero(name):
             continue
         raise ModelLoadError(
             f"tensor {name} in {checkpoint.files[name]} has no place in the architecture that config.json names: "

@@ -41,10 +41,15 @@ class Checkpoint:
             source = opened.get_tensor(name)
             if not source.is_floating_point() or source.element_size() < 2:
                 raise ModelLoadError(
-                    f"tensor {name} in {self.files[name]} has dtype {source.dtype}: quantised checkpoints are not "
-                    "readable, use the model in float32, float16 or bfloat16."
+                    f"tensor {name} in {self.files[name]} has dtype {source.dtype}, which a weight must not have: use "
+                    "the model in float32, float16 or bfloat16, or one whose config.json says how it is quantised."
                 )
             return torch.empty(source.shape, dtype=dtype, device=device).copy_(source)
+
+    def is_zero(self, name: str) -> bool:
+        """Return whether all values of a tensor are 0."""
+        with _opened(self.files[name]) as opened:
+            return not opened.get_tensor(name).any()
 
     def equal(self, first: str, second: str) -> bool:
         """Return whether two tensors hold the same values."""

@@ -10,6 +10,8 @@ from vllm_teach import lazy
 _HOMES = {
     "measure_backends": "backend_race",
     "log_log_slope": "growth",
+    "KVCacheComparison": "kv_cache_accuracy",
+    "compare_kv_caches": "kv_cache_accuracy",
     "Machine": "machine",
     "Rate": "machine",
     "measure_this_machine": "machine",
@@ -29,6 +31,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "KVCacheComparison",
     "LayerShape",
     "Machine",
     "MemoryTrace",
@@ -38,6 +41,7 @@ __all__ = [
     "Share",
     "Timing",
     "attainable",
+    "compare_kv_caches",
     "flop_share",
     "log_log_slope",
     "measure_backends",
@@ -52,6 +56,7 @@ __all__ = [
 if TYPE_CHECKING:
     from vllm_teach.performance.backend_race import measure_backends
     from vllm_teach.performance.growth import log_log_slope
+    from vllm_teach.performance.kv_cache_accuracy import KVCacheComparison, compare_kv_caches
     from vllm_teach.performance.machine import Machine, Rate, measure_this_machine
     from vllm_teach.performance.memory import MemoryTrace, peak_memory, trace_memory
     from vllm_teach.performance.roofline import Point, attainable

@@ -1,4 +1,4 @@
-"""What this process runs on: versions, device, threads, and which attention backends are usable and why not."""
+"""What this process runs on: versions, device, threads; which attention backends and CPU kernels it can use."""
 
 import os
 import platform
@@ -8,6 +8,7 @@ from importlib import metadata
 import torch
 
 from vllm_teach import __version__, backends
+from vllm_teach.kernels import cpu_build, cpu_library
 
 PACKAGES = (
     "torch", "transformers", "tokenizers", "safetensors", "gguf", "numpy",
@@ -17,7 +18,10 @@ PACKAGES = (
 
 @dataclass(frozen=True)
 class Environment:
-    """A snapshot that `vllm-teach info` prints and result files carry as their provenance."""
+    """A snapshot that `vllm-teach info` prints and result files carry as their provenance.
+
+    `backends` and `cpu_kernels` say of each why it is not usable, None where it is.
+    """
 
     vllm_teach: str
     python: str
@@ -28,6 +32,7 @@ class Environment:
     torch_threads: int
     packages: dict[str, str | None]
     backends: dict[str, str | None]
+    cpu_kernels: dict[str, str | None]
 
 
 def installed_version(package: str) -> str | None:
@@ -50,6 +55,7 @@ def describe_environment() -> Environment:
         torch_threads=torch.get_num_threads(),
         packages={name: installed_version(name) for name in PACKAGES},
         backends=backends.availability(),
+        cpu_kernels={name: cpu_library.unavailable(name) for name in cpu_build.LIBRARIES},
     )
 
 
@@ -64,6 +70,13 @@ def format_environment(environment: Environment) -> str:
         *(f"  {name:<18}{version or 'not installed'}" for name, version in environment.packages.items()),
         "",
         "attention backends",
-        *(f"  {name:<18}{f'no: {reason}' if reason else 'usable'}" for name, reason in environment.backends.items()),
+        *_uses(environment.backends),
+        "",
+        "CPU kernels",
+        *_uses(environment.cpu_kernels),
     ]
     return "\n".join(lines)
+
+
+def _uses(reasons: dict[str, str | None]) -> list[str]:
+    return [f"  {name:<18}{f'no: {reason}' if reason else 'usable'}" for name, reason in reasons.items()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
+from vllm_teach.engine.limits import kv_bytes_per_token
 from vllm_teach.engine.llm import LLM
 from vllm_teach.engine.preemption import PreemptionCosts
 from vllm_teach.engine.sampling_params import SamplingParams
@@ -73,6 +74,7 @@ def _engine_for_one(llm: LLM, longest: int) -> LLM:
         attention_pattern=config.attention_pattern,
         block_size=config.block_size,
         num_kv_blocks=blocks,
+        kv_cache_dtype=config.kv_cache_dtype,
         swap_space=blocks * config.block_size * _kv_bytes_per_token(llm) / 2**30,
         enable_prefix_caching=False,  # every prompt is computed
     )
@@ -109,4 +111,4 @@ def _swap_speed(scratch: LLM, repeats: int, bar: tqdm) -> float:
 
 
 def _kv_bytes_per_token(llm: LLM) -> int:
-    return llm.model.config.kv_bytes_per_token(llm.model.dtype.itemsize)
+    return kv_bytes_per_token(llm.engine.config, llm.model.config, llm.model.dtype)

@@ -1,4 +1,4 @@
-"""What a model loses when its weights are stored in fewer bits, and how that is measured.
+"""Weights in fewer bits: how they are chosen, how they are stored, what a model loses by it, and how that is measured.
 
 The model is always an argument, so this room knows none. The names are imported when first used.
 """
@@ -7,11 +7,42 @@ from typing import TYPE_CHECKING
 
 from vllm_teach import lazy
 
-_HOMES = {"Perplexity": "sliding_window", "perplexity": "sliding_window"}
+_HOMES = {
+    "Hessian": "hessian",
+    "Perplexity": "sliding_window",
+    "PerplexityChange": "bootstrap",
+    "QuantizedWeight": "quantized_weight",
+    "perplexity": "sliding_window",
+    "perplexity_change": "bootstrap",
+    "quantize_gptq": "gptq",
+    "quantize_layers": "calibration",
+    "quantize_rtn": "rounding",
+    "search_clip": "awq",
+    "search_scales": "awq",
+}
 
-__all__ = ["Perplexity", "perplexity"]
+__all__ = [
+    "Hessian",
+    "Perplexity",
+    "PerplexityChange",
+    "QuantizedWeight",
+    "perplexity",
+    "perplexity_change",
+    "quantize_gptq",
+    "quantize_layers",
+    "quantize_rtn",
+    "search_clip",
+    "search_scales",
+]
 
 if TYPE_CHECKING:
+    from vllm_teach.quantization.awq import search_clip, search_scales
+    from vllm_teach.quantization.bootstrap import PerplexityChange, perplexity_change
+    from vllm_teach.quantization.calibration import quantize_layers
+    from vllm_teach.quantization.gptq import quantize_gptq
+    from vllm_teach.quantization.hessian import Hessian
+    from vllm_teach.quantization.quantized_weight import QuantizedWeight
+    from vllm_teach.quantization.rounding import quantize_rtn
     from vllm_teach.quantization.sliding_window import Perplexity, perplexity
 
 

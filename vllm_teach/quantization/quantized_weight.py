@@ -63,6 +63,13 @@ class QuantizedWeight:
         """How many scales a row has."""
         return self.scales.shape[1]
 
+    def to(self, device: torch.device | str) -> QuantizedWeight:
+        """Return the same weight on `device`."""
+        group_of = None if self.group_of is None else self.group_of.to(device)
+        return QuantizedWeight(
+            self.codes.to(device), self.scales.to(device), self.zeros.to(device), self.bits, group_of
+        )
+
     def groups(self) -> Tensor:
         """Return the group of each input, int64 `[in]`."""
         if self.group_of is not None:

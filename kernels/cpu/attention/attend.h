@@ -4,10 +4,11 @@
 #include <cmath>
 
 #include "few_rows.h"
+#include "packed_rows.h"
 #include "softmax.h"
 
 // The memory that one thread works in, cut from one piece.
-template <class Element>
+template <class T, class Element>
 struct Workspace {
     Element* queries;        // [rows, depth]
     Element* keys;           // [depth, TILE_KEYS]
@@ -16,6 +17,8 @@ struct Workspace {
     float* scores;           // [ROWS, TILE_KEYS]
     float* sums;             // [rows, width], the numerators
     RowState* states;        // [rows]
+    T* unpacked_keys;        // [TILE_KEYS, width]
+    T* unpacked_values;      // [TILE_KEYS, width]
 
     // Returns the bytes needed; with `base` null, that is all it is good for.
     int64_t lay_out(char* base, int64_t rows, int64_t depth, int64_t width) {
@@ -31,6 +34,8 @@ struct Workspace {
         take(scores, ROWS * TILE_KEYS);
         take(sums, rows * width);
         take(states, rows);
+        take(unpacked_keys, TILE_KEYS * width);
+        take(unpacked_values, TILE_KEYS * width);
         return used;
     }
 };
@@ -39,7 +44,7 @@ template <class T>
 class Attention {
     using Operand = typename OperandFor<T>::Type;
     using Element = typename Operand::Element;
-    using Work = Workspace<Element>;
+    using Work = Workspace<T, Element>;
 
    public:
     explicit Attention(const Call& call)
@@ -48,6 +53,7 @@ class Attention {
           inner_(elements<Operand>(call.head_dim)),
           depth_(round_up(inner_, LANES)),
           width_(round_up(call.head_dim, LANES)),
+          stored_(call.scale_place ? call.scale_place + 1 : call.head_dim),
           rule_{float(call.scale * LOG2_E), float(call.softcap * LOG2_E),
                 call.softcap != 0 ? float(1 / (call.softcap * LOG2_E)) : 0, call.slopes != nullptr} {}
 
@@ -117,23 +123,30 @@ class Attention {
     }
 
     // All tiles of an item. The next one is looked up, and fetched, before the present one is worked on.
-    // FEW: the item has just that many rows, so keys and values are read from where they lie; 0: it has more.
+    // FEW: the item has just that many rows, so keys and values are read from where they lie, or were unpacked; 0: it has
+    // more.
     template <int FEW>
     void visit_tiles(const Item& item, const Sequence& s, int64_t rows, Work& w) const {
         KeyTile<T> next;
         if (item.first_tile < item.end_tile) next = find_tile<T>(call_, item, s, item.first_tile);
         for (int64_t entry = item.first_tile; entry < item.end_tile; ++entry) {
-            const KeyTile<T> tile = next;
+            KeyTile<T> tile = next;
+            const bool packed = call_.scale_place != 0;
+            if (packed) {
+                unpack_rows(tile.keys, tile.n, call_.head_dim, call_.scale_place, w.unpacked_keys, width_);
+                unpack_rows(tile.values, tile.n, call_.head_dim, call_.scale_place, w.unpacked_values, width_);
+            }
             if (FEW == 0) {
                 pack_keys<Operand>(tile.keys, tile.n, call_.head_dim, w.keys);
                 pack_values(Operand{}, tile.values, tile.n, call_.head_dim, w.values);
             }
             if (entry + 1 < item.end_tile) next = find_tile<T>(call_, item, s, entry + 1);
-            for (int64_t j = 0; FEW == 0 && j < TILE_KEYS; ++j) {
-                prefetch_row(next.keys[j], call_.head_dim);
-                prefetch_row(next.values[j], call_.head_dim);
+            for (int64_t j = 0; (FEW == 0 || packed) && j < TILE_KEYS; ++j) {
+                prefetch_row(next.keys[j], stored_);
+                prefetch_row(next.values[j], stored_);
             }
-            for (int64_t block = 0; block < rows; block += ROWS) visit_block<FEW>(block, rows, tile, next, w);
+            const KeyTile<T>& ahead = packed ? tile : next;  // what is fetched in between: fetched already, if packed
+            for (int64_t block = 0; block < rows; block += ROWS) visit_block<FEW>(block, rows, tile, ahead, w);
         }
     }
 
@@ -210,8 +223,9 @@ class Attention {
 
     const Call& call_;
     const int64_t group_;
-    const int64_t inner_;  // elements of a query or key
-    const int64_t depth_;  // the same, rounded up to whole vectors
-    const int64_t width_;  // numbers of a value, rounded up to whole vectors
+    const int64_t inner_;   // elements of a query or key
+    const int64_t depth_;   // the same, rounded up to whole vectors
+    const int64_t width_;   // numbers of a value, rounded up to whole vectors
+    const int64_t stored_;  // elements of a key or value where it lies
     const ScoreRule rule_;
 };

@@ -1,4 +1,4 @@
-"""The C++ kernel's code for each instruction set, and the numbers it is made of: conversions, 2^x, tanh."""
+"""The C++ attention kernel's code for each instruction set, and the numbers it is made of: conversions, 2^x, tanh."""
 
 import math
 import subprocess
@@ -11,7 +11,7 @@ import torch
 from vllm_teach.backends import cpu
 from vllm_teach.backends.conformance import ROWS, Row, check_forward
 from vllm_teach.errors import InvalidArgumentError, MissingDependencyError
-from vllm_teach.kernels import cpu_build, cpu_extension
+from vllm_teach.kernels import cpu_attention, cpu_build, cpu_library
 
 ISAS = tuple(cpu_build.ISA_FLAGS)
 EVERY_TENTH = [row for row in ROWS if cpu.supports(row.spec()) is None][::10]
@@ -20,9 +20,9 @@ EVERY_TENTH = [row for row in ROWS if cpu.supports(row.spec()) is None][::10]
 def run(isa: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **arguments: object) -> list[torch.Tensor] | None:
     """Return (out, lse) of the code for `isa`; None, after checking the error, where it cannot run or be built."""
     wanted: type[Exception] | None = None
-    if isa not in cpu_extension.runnable_isas():
+    if isa not in cpu_library.runnable_isas():
         wanted = InvalidArgumentError
-    elif cpu_build.why_not(isa) is not None:
+    elif cpu_build.why_not("attention", isa) is not None:
         wanted = MissingDependencyError
     if wanted is None:
         return list(cpu.attention_forward(q, k, v, isa=isa, **arguments))
@@ -117,26 +117,26 @@ def test_the_structures_are_those_of_the_header() -> None:
     """Field names in order: ctypes and the compiler lay the same fields out in the same way."""
     from vllm_teach import kernels
 
-    header = kernels.source("cpu/call.h")
+    header = kernels.source("cpu/attention/call.h")
     for structure, name in (
-        (cpu_extension.Stride, "Stride"),
-        (cpu_extension.SequenceRow, "Sequence"),
-        (cpu_extension.TileList, "TileList"),
-        (cpu_extension.Call, "Call"),
+        (cpu_attention.Stride, "Stride"),
+        (cpu_attention.SequenceRow, "Sequence"),
+        (cpu_attention.TileList, "TileList"),
+        (cpu_attention.Call, "Call"),
     ):
         body = header.split(f"struct {name} {{")[1].split("};")[0]
         code = [line.split("//")[0].strip() for line in body.splitlines()]
         names = [word.strip(" *") for line in code for word in line.rstrip(";").split(",") if word.strip()]
         assert [name.split()[-1].strip("*") for name in names] == [field[0] for field in structure._fields_]
-    assert f"TILE_KEYS = {cpu_extension.TILE_KEYS};" in header
+    assert f"TILE_KEYS = {cpu_attention.TILE_KEYS};" in header
 
 
 @pytest.mark.parametrize("capability", ["DEFAULT", "AVX2", "AVX512"])
 def test_it_uses_the_best_that_pytorch_uses_too(capability: str, monkeypatch: pytest.MonkeyPatch) -> None:
     levels = {"DEFAULT": ISAS[:1], "AVX2": ISAS[:2], "AVX512": ISAS}  # the most basic first
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    runnable = cpu_extension.runnable_isas()
-    assert cpu_extension.isa.__wrapped__() == [isa for isa in levels[capability] if isa in runnable][-1]
+    runnable = cpu_library.runnable_isas()
+    assert cpu_library.isa.__wrapped__() == [isa for isa in levels[capability] if isa in runnable][-1]
 
 
 def test_a_forked_child_does_not_wait_for_its_parents_threads() -> None:

@@ -59,6 +59,9 @@ struct Call {
     int64_t tile_q;              // queries of one tile in tile_lists
 
     int64_t threads;
+
+    // 0: rows of k and v are numbers. Else they are packed (packed_rows.h), and this element of each is its scale.
+    int64_t scale_place;
 };
 
 // How many keys one tile holds.

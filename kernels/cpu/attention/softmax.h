@@ -4,7 +4,7 @@
 // multiplied by the scale anyway.
 #pragma once
 
-#include "functions.h"
+#include "../functions.h"
 #include "pack.h"
 
 constexpr float LOG2_E = 1.4426950408889634f;

@@ -5,7 +5,7 @@
 // for ROWS + VECTORS loads, enough for the arithmetic units, and not the loads, to set the pace.
 #pragma once
 
-#include "elements.h"
+#include "../elements.h"
 
 #if defined(__AVX512F__)
 constexpr int ROWS = 6, MOST_VECTORS = 4;  // 24 sums, 4 vectors of b, 1 of a: 29 of 32 registers

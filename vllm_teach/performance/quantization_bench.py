@@ -1,0 +1,258 @@
+"""`vllm-teach bench quantization`: what fewer bits a weight cost and gain: perplexity, bytes, and speed of decoding.
+
+Every variant is a folder that `vllm-teach quantize` could have written, loaded as anyone would load it. Perplexities
+are of one text that no calibration has read, and compared token by token with bfloat16's (`perplexity_change`); speeds
+come from one race, as ratios to bfloat16 in the same round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from vllm_teach.engine.llm import LLM
+from vllm_teach.engine.sampling_params import SamplingParams
+from vllm_teach.errors import InvalidArgumentError
+from vllm_teach.models.decoder import Decoder
+from vllm_teach.models.load import load_model
+from vllm_teach.models.quantize import quantize_model
+from vllm_teach.models.resolve import resolve_model
+from vllm_teach.models.scoring import decoder_parts
+from vllm_teach.performance.environment import describe_environment
+from vllm_teach.performance.side_by_side import race
+from vllm_teach.performance.timing import Timing
+from vllm_teach.quantization.bootstrap import PerplexityChange, perplexity_change
+from vllm_teach.quantization.linear import QuantizedMatrix
+from vllm_teach.quantization.quantization_config import QuantizationConfig, read_config
+from vllm_teach.quantization.sliding_window import perplexity
+
+BASELINE = "bf16"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to store the weights: unquantised in `dtype`, or as `config` says, computed in `dtype`."""
+
+    name: str
+    dtype: torch.dtype = torch.bfloat16
+    config: QuantizationConfig | None = None
+
+
+def _quantized(name: str, method: str, bits: int | None = None, head_bits: int = 16) -> Variant:
+    return Variant(name, config=QuantizationConfig.choose(method, bits=bits, head_bits=head_bits))
+
+
+VARIANTS = (
+    Variant("fp32", torch.float32),
+    Variant(BASELINE),
+    _quantized("int8", "int8"),
+    _quantized("rtn4", "rtn", 4),
+    _quantized("gptq4", "gptq", 4),
+    _quantized("awq4", "awq", 4),
+    _quantized("awq4, int8 head", "awq", 4, head_bits=8),
+    _quantized("rtn3", "rtn", 3),
+    _quantized("gptq3", "gptq", 3),
+    _quantized("awq3", "awq", 3),
+)
+
+
+@dataclass(frozen=True)
+class QuantizationRow:
+    """One variant. Bytes are those of the loaded weights; `linear_bytes` leaves out embedding, head and norms.
+
+    `change` is the perplexity against bfloat16's; `decode` are seconds a token of one sequence, `speedup` bfloat16's
+    seconds over them in the same round. `error` and `rtn_error` are the mean relative errors of the layers' outputs on
+    the calibration text, None where nothing was calibrated.
+    """
+
+    name: str
+    perplexity: float
+    change: PerplexityChange
+    linear_bytes: int
+    model_bytes: int
+    decode: Timing
+    speedup: Timing
+    error: float | None
+    rtn_error: float | None
+
+
+@dataclass(frozen=True)
+class QuantizationBench:
+    """The whole result; `pairs` {"one / other": the perplexity of one variant over that of another}."""
+
+    model: str
+    group_size: int | None
+    calibration: tuple[int, ...]
+    evaluated_tokens: int
+    window: int
+    decoded_tokens: int
+    rounds: int
+    rows: list[QuantizationRow]
+    pairs: dict[str, PerplexityChange]
+    environment: dict[str, object]
+
+    def row(self, name: str) -> QuantizationRow:
+        """Return the row of a variant; KeyError when it was not measured."""
+        return {row.name: row for row in self.rows}[name]
+
+    def to_json(self) -> dict[str, object]:
+        """Return the result as what `json.dump` takes."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """What a variant shows when it runs alone."""
+
+    nlls: Tensor
+    linear_bytes: int
+    model_bytes: int
+    error: float | None
+    rtn_error: float | None
+
+
+def bench_quantization(
+    model: str | Path,
+    evaluation_ids: Tensor,
+    calibration_ids: Tensor,
+    folder: Path,
+    *,
+    variants: tuple[Variant, ...] = VARIANTS,
+    window: int = 1024,
+    rounds: int = 5,
+    decode_tokens: int = 64,
+    progress: bool = True,
+) -> QuantizationBench:
+    """Quantise, score and time `model` in all `variants`; the quantised models are written below `folder`, and stay.
+
+    A quantised model that is there already is used again when its config is the same. `evaluation_ids`, int64
+    `[tokens]`, is the text to score, read through windows of `window` tokens in steps of three quarters;
+    `calibration_ids`, int64 `[samples, len]`, is what the methods learn from. Runs on the CPU.
+
+    Raises InvalidArgumentError when `variants` lacks "bf16" or `folder` holds another model under a variant's name, and
+    what quantising and loading raise.
+    """
+    if BASELINE not in [variant.name for variant in variants]:
+        raise InvalidArgumentError(f"variants has no {BASELINE!r}, which all are compared with: add it.")
+    source = resolve_model(model)
+    measured: dict[str, _Measured] = {}
+    runners: dict[str, Callable[[], object]] = {}
+    with tqdm(total=len(variants) + 1, desc="bench quantization", disable=not progress) as bar:
+        for variant in variants:
+            bar.set_postfix_str(variant.name)
+            path, errors = _make(source, variant, folder, calibration_ids, progress)
+            decoder = load_model(path, variant.dtype)
+            linear_bytes = _linear_bytes(decoder)
+            hidden, head = decoder_parts(decoder)
+            scored = perplexity(hidden, evaluation_ids, window=window, stride=window * 3 // 4, head=head)
+            measured[variant.name] = _Measured(scored.nlls, linear_bytes, decoder.num_bytes(), *errors)
+            runners[variant.name] = partial(_decode, _load(path, variant), evaluation_ids[:16].tolist(), decode_tokens)
+            bar.update()
+        bar.set_postfix_str("decoding")
+        result = race(runners, BASELINE, rounds=rounds)
+        bar.update()
+    base = measured[BASELINE].nlls
+    rows = [
+        QuantizationRow(
+            name,
+            float(each.nlls.mean().exp()),
+            perplexity_change(each.nlls, base),
+            each.linear_bytes,
+            each.model_bytes,
+            Timing.of([seconds / decode_tokens for seconds in result.seconds[name].samples]),
+            Timing.of([1 / ratio for ratio in result.ratios[name].samples]),
+            each.error,
+            each.rtn_error,
+        )
+        for name, each in measured.items()
+    ]
+    configs = [variant.config for variant in variants if variant.config is not None]
+    return QuantizationBench(
+        str(model),
+        next((config.group_size for config in configs if config.group_size is not None), None),
+        tuple(calibration_ids.shape),
+        len(evaluation_ids) - 1,
+        window,
+        decode_tokens,
+        rounds,
+        rows,
+        _pairs({name: each.nlls for name, each in measured.items()}),
+        asdict(describe_environment()),
+    )
+
+
+def _make(
+    source: Path, variant: Variant, folder: Path, calibration_ids: Tensor, progress: bool
+) -> tuple[Path, tuple[float | None, float | None]]:
+    """Return the folder of a variant, quantised if it is not there yet, and its mean errors where it is made now."""
+    if variant.config is None:
+        return source, (None, None)
+    path = folder / variant.name.replace(", ", "-").replace(" ", "-")
+    if path.exists():
+        if (found := read_config(path)) != variant.config:
+            raise InvalidArgumentError(f"folder={str(folder)!r} holds {path.name} as {found}: name another folder.")
+        return path, (None, None)
+    summary = quantize_model(source, path, variant.config, calibration_ids, progress=progress)
+    return path, (summary.error, summary.rtn_error)
+
+
+def _linear_bytes(decoder: Decoder) -> int:
+    """Return what the matrices of the decoder layers' linear layers take; joined ones share theirs."""
+    modules = list(decoder.model.layers.modules())
+    packed = {id(each.packed): each.packed.num_bytes for each in modules if isinstance(each, QuantizedMatrix)}
+    return sum(packed.values()) + sum(each.weight.nbytes for each in modules if isinstance(each, nn.Linear))
+
+
+def _load(path: Path, variant: Variant) -> LLM:
+    name = str(variant.dtype).removeprefix("torch.")
+    return LLM(path, dtype=name, device="cpu", max_num_seqs=1, enable_prefix_caching=False, num_kv_blocks=64)
+
+
+def _decode(llm: LLM, prompt: list[int], count: int) -> None:
+    params = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, detokenize=False)
+    llm.generate([prompt], params, use_tqdm=False)
+
+
+def _pairs(nlls: dict[str, Tensor]) -> dict[str, PerplexityChange]:
+    """Compare each calibrated method with rounding to nearest in the same bits."""
+    pairs = [(f"{method}{bits}", f"rtn{bits}") for bits in (4, 3) for method in ("gptq", "awq")]
+    return {
+        f"{one} / {other}": perplexity_change(nlls[one], nlls[other])
+        for one, other in pairs
+        if one in nlls and other in nlls
+    }
+
+
+def format_quantization(bench: QuantizationBench) -> str:
+    """Return the result as a table of plain text."""
+    base = bench.row(BASELINE)
+    threads = bench.environment.get("torch_threads")
+    lines = [
+        f"{bench.model}, cpu, {threads} threads; groups of {bench.group_size}, calibrated "
+        f"on {' x '.join(map(str, bench.calibration))} tokens, scored on {bench.evaluated_tokens:,} others",
+        "",
+        f"  {'weights':<17}{'perplexity':>11}{'against bf16 (95 % interval)':>35}{'linear':>9}{'model':>9}"
+        f"{'ms/token':>10}   times bf16's speed",
+    ]
+    for row in bench.rows:
+        change = row.change
+        lines.append(
+            f"  {row.name:<17}{row.perplexity:>11.3f}{_percent(change.ratio):>13}"
+            f"{f'({_percent(change.low)} to {_percent(change.high)})':>22}"
+            f"{row.linear_bytes / base.linear_bytes:>8.3f}x{row.model_bytes / base.model_bytes:>8.3f}x"
+            f"{row.decode.median * 1e3:>10.2f}   {row.speedup.median:.2f} ({row.speedup.low:.2f} to "
+            f"{row.speedup.high:.2f})"
+        )
+    lines += ["", "calibrated against rounding to nearest, in the same bits"]
+    lines += [f"  {name:<17}{change}" for name, change in bench.pairs.items()]
+    return "\n".join(lines)
+
+
+def _percent(ratio: float) -> str:
+    return f"{100 * (ratio - 1):+.2f} %"

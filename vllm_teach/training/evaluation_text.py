@@ -1,0 +1,27 @@
+"""The text that quantised models are judged by: the part "validation" of the corpus, which no calibration reads."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vllm_teach.attention.shapes import check_count
+from vllm_teach.errors import InvalidArgumentError
+from vllm_teach.models.tokenizer import Tokenizer
+from vllm_teach.training.corpus import collect_documents
+
+
+def evaluation_ids(tokenizer: Tokenizer, tokens: int) -> Tensor:
+    """Return the first `tokens` ids of the validation documents, an end of text between them: int64 `[tokens]`.
+
+    Raises InvalidArgumentError for fewer than two tokens, and for more than there are.
+    """
+    check_count("tokens", tokens, 2)
+    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    ids: list[int] = []
+    for document in collect_documents():
+        if document.part == "validation":
+            ids += [*tokenizer.encode(document.text), *end]
+            if len(ids) >= tokens:
+                return torch.tensor(ids[:tokens])
+    raise InvalidArgumentError(f"tokens={tokens} is more than the {len(ids)} that the text has: use fewer.")
