@@ -13,12 +13,19 @@ from torch import Tensor
 
 from vllm_teach import LLM, RequestOutput, SamplingParams
 from vllm_teach.attention.patterns import GlobalTokens, LocalWindow
+from vllm_teach.backends import cpu
 from vllm_teach.backends.dispatch import attend
 from vllm_teach.engine.config import EngineConfig
 from vllm_teach.engine.events import Preempted
 from vllm_teach.engine.llm_engine import LLMEngine
 from vllm_teach.errors import InvalidArgumentError
-from vllm_teach.kvcache.quantized_storage import QuantizedKVStorage, pack, packed_bytes, unpack
+from vllm_teach.kvcache.quantized_storage import (
+    DequantizedBlocks,
+    QuantizedKVStorage,
+    pack,
+    packed_bytes,
+    unpack,
+)
 from vllm_teach.kvcache.storage import KVStorage
 from vllm_teach.models.attend import Attend, window_size
 from vllm_teach.models.config import ModelConfig
@@ -142,7 +149,8 @@ def test_no_way_of_keeping_blocks_changes_a_token(
     if placement == "contiguous" and memory:
         memory = {**memory, "num_kv_blocks": 16}  # a sequence of 40 tokens lies in a run of 16 blocks
     limits = {"kv_placement": placement, "max_num_seqs": 8, "max_num_batched_tokens": 20, **memory}
-    limits["attention_backend"] = "auto" if placement == "scattered" else "sdpa"  # reads codes, or copies of the numbers
+    # Where there is a compiler "auto" reads the codes as they lie, "sdpa" copies of their numbers.
+    limits["attention_backend"] = "auto" if placement == "scattered" else "sdpa"
     limits |= {"enable_prefix_caching": False} if prefix_cache is None else {"prefix_cache": prefix_cache}
     llm = make(**limits)
     for output, alone in zip(generate(llm, PROMPTS, PARAMS), all_alone, strict=True):
@@ -155,6 +163,21 @@ def test_no_way_of_keeping_blocks_changes_a_token(
         assert (usage.swapped_out > 0) == (memory.get("preemption_mode") == "swap")
     if prefix_cache is not None and placement == "scattered":
         assert usage.hit_tokens > 0
+
+
+def test_our_kernel_reads_the_codes_as_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    if cpu.unavailable() is not None:
+        pytest.skip("no compiler")
+    copies: list[Tensor] = []
+
+    def noting(storage: QuantizedKVStorage, block_table: Tensor) -> DequantizedBlocks:
+        copies.append(block_table)
+        return DequantizedBlocks(storage, block_table)
+
+    monkeypatch.setattr("vllm_teach.engine.model_runner.DequantizedBlocks", noting)
+    for backend, copied in (("auto", False), ("cpu", False), ("sdpa", True)):
+        generate(make(attention_backend=backend), [[3] * 9], [GREEDY])
+        assert bool(copies) == copied
 
 
 def test_an_aborted_request_leaves_its_neighbour_alone() -> None:

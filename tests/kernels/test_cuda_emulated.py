@@ -1,6 +1,6 @@
 """The CUDA norm kernels run without a GPU: `layer_norm.cu` itself, by a C++ compiler and a stand-in for CUDA's runtime.
 
-`cuda_on_cpu/` gives each CUDA thread a thread of the CPU. What that shows is the source's logic: which thread reads and
+`cuda_on_cpu/` runs the threads of a block in turns. What that shows is the source's logic: which thread reads and
 writes what, the sums across a warp and a block, the choice between wide and narrow loads. What it cannot show is speed
 and the GPU's own arithmetic; `test_cuda_norms.py` compares that where there is a GPU.
 """
@@ -22,7 +22,7 @@ from vllm_teach.kernels import cuda_norms
 EPS = 1e-5
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 COMPILER = os.environ.get("CXX", "c++")
-FLAGS = ["-x", "c++", "-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-pthread"]
+FLAGS = ["-x", "c++", "-std=c++20", "-O1", "-w", "-shared", "-fPIC"]
 
 pytestmark = pytest.mark.skipif(shutil.which(COMPILER) is None, reason=f"there is no C++ compiler {COMPILER!r}")
 

@@ -38,16 +38,24 @@ def test_layer_norm_against_finite_differences(shape: tuple[int, ...], with_weig
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_layer_norm_of_the_kernel_against_float64(dtype: torch.dtype) -> None:
+def test_layer_norm_against_float64(dtype: torch.dtype) -> None:
+    """Whoever computes the forward pass: float32 sums, and one rounding at the end."""
     x, weight, bias = draw(40, 576, dtype=dtype), draw(576, dtype=dtype, seed=1), draw(576, dtype=dtype, seed=2)
     dy = draw(40, 576, dtype=dtype, seed=3).detach()
-    norms.layer_norm(x, weight, bias).backward(dy)
+    path = norms.explain("layer_norm", x, weight, bias)
+    LayerNormFunction.apply(path, x, weight, bias, 1e-5).backward(dy)
     wide = [each.detach().double().requires_grad_() for each in (x, weight, bias)]
     F.layer_norm(wide[0], (576,), *wide[1:]).backward(dy.double())
     for mine, expected in zip((x, weight, bias), wide, strict=True):
         assert mine.grad.dtype == dtype
         limit = torch.finfo(dtype).eps * expected.grad.abs() * 0.51 + 3e-6 * expected.grad.abs().max()
         assert ((mine.grad.double() - expected.grad).abs() <= limit).all()
+
+
+def test_the_kernels_layer_norm_is_differentiated_by_its_own_formula() -> None:
+    x = draw(4, 64, dtype=torch.float32)
+    own = norms.explain("layer_norm", x).name == "cpu"
+    assert (norms.layer_norm(x).grad_fn.name() == "LayerNormFunctionBackward") == own
 
 
 @pytest.mark.parametrize("wanted", [0, 1, 2])

@@ -178,7 +178,7 @@ def test_groups_of_another_size_than_the_config_says_are_refused(tmp_path):
 def test_a_module_that_is_not_quantised_is_refused(tmp_path):
     config = CONFIGS["awq"]
     write(tmp_path, config, random_weight(config))
-    with pytest.raises(ModelLoadError, match=r"model\.norm in .* qweight is missing"):
+    with pytest.raises(ModelLoadError, match=r"model\.norm in .*qweight is missing"):
         read_quantized(tmp_path, "model.norm")
 
 

@@ -8,6 +8,7 @@ A backend is a module with `name`, `unavailable()`, `supports(spec)` and `run(q,
 - The choice: `selection` (by `hardware` and the order in `preference`), `explanation` (the choice as a table).
 - The policy "measured": `tuning_file` (where `vllm-teach tune` keeps its timings), `measured` (how they are read). The
   sweep itself, and how good the choices are, is `performance.tuning` and `performance.audit`.
+- An INT8 cache: `packed` (who reads its codes as they lie).
 - For who writes a backend: `bands` (masks that libraries know by two numbers), `library` (imports a GPU package),
   `conformance` (the table that each must pass).
 """

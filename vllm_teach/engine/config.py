@@ -35,8 +35,9 @@ class EngineConfig:
     `max_num_seqs` sequences of `max_model_len` tokens need. It is cut into blocks of `block_size` tokens;
     `num_kv_blocks` says how many there are instead. `max_model_len` None means the model's context, or what the cache
     holds if that is less. `swap_space` is host memory for swapped sequences, in GiB; with `swap_file` it lies in a
-    file that is mapped into memory. `kv_cache_dtype` "auto" stores K and V in the model's dtype, "int8" in a byte
-    a number and a scale per token and head, not exactly (`performance.compare_kv_caches` says what that changes).
+    file that is mapped into memory, and which no other engine may have meanwhile. `kv_cache_dtype` "auto" stores K and
+    V in the model's dtype, "int8" in a byte a number and a scale per token and head, not exactly
+    (`performance.compare_kv_caches` says what that changes).
     `kv_placement` is where a sequence's blocks may lie: "scattered", "contiguous" or "prefer_contiguous".
 
     Sharing. `enable_prefix_caching` keeps computed prompts for later ones that begin alike, found by `prefix_cache`

@@ -69,8 +69,8 @@ def norm(
     size = x.shape[-1]
     rows = _rows(x)
     added = None if residual is None else _rows(residual)
-    held = [None if each is None else each.contiguous() for each in (weight, bias)]
-    out = torch.empty(x.shape, dtype=x.dtype, device="cpu")  # whatever the default device is
+    held = [None if each is None else each.resolve_neg().contiguous() for each in (weight, bias)]
+    out = x.new_empty(x.shape)
     total = x if residual is None else torch.empty_like(out)
     call = NormCall(
         rows.data_ptr(),

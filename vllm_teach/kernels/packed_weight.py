@@ -45,7 +45,7 @@ class PackedWeight:
         """How many scales a row has."""
         return self.in_features // self.group_size
 
-    @property
+    @cached_property
     def stored_bits(self) -> int:
         """How many bits a code takes: 4 or 8."""
         return max(4, self.bits)

@@ -59,7 +59,7 @@ class QuantizedKVStorage(KVStorage):
     """A `KVStorage` whose `keys` and `values` are packed: int8 `[layers, num_blocks + 1, block_size, kv_heads, bytes]`.
 
     Copies, moves and swaps move bytes, and so the scales with the codes. `dtype` is that of the keys and values that
-    are written and read. Attention cannot read the codes: `DequantizedBlocks` gives it numbers.
+    are written and read. Attention that cannot read codes (see `backends.packed`) gets numbers by `DequantizedBlocks`.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class QuantizedKVStorage(KVStorage):
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Quantise `k` and `v` `[tokens, kv_heads, head_dim]` of `layer` and store them; see `KVStorage.write`."""
-        super().write(layer, slots, pack(k), pack(v))
+        super().write(layer, slots, *pack(torch.stack((k, v))))
 
 
 class DequantizedBlocks:

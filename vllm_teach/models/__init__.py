@@ -16,6 +16,7 @@ _HOMES = {
     "full_causal": "attend",
     "load_model": "load",
     "load_tokenizer": "tokenizer",
+    "quantize_model": "quantize",
     "resolve_model": "resolve",
 }
 
@@ -27,6 +28,7 @@ __all__ = [
     "full_causal",
     "load_model",
     "load_tokenizer",
+    "quantize_model",
     "resolve_model",
 ]
 
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from vllm_teach.models.decoder import Decoder
     from vllm_teach.models.fetch import fetch_smollm2
     from vllm_teach.models.load import load_model
+    from vllm_teach.models.quantize import quantize_model
     from vllm_teach.models.resolve import resolve_model
     from vllm_teach.models.tokenizer import Tokenizer, load_tokenizer
 

@@ -147,7 +147,8 @@ class QuantizedFiles:
         self._write_configs()
         for pattern in _COMPANIONS:
             for companion in sorted(self.source.folder.glob(pattern)):
-                self.folder.copy(companion)
+                if companion.is_file():
+                    self.folder.copy(companion)
         return Sizes(
             matrices_before=sum(size for name, size in before.items() if name not in after),
             matrices_after=sum(size for name, size in after.items() if name not in before),

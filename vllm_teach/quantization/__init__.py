@@ -11,6 +11,8 @@ _HOMES = {
     "Hessian": "hessian",
     "Perplexity": "sliding_window",
     "PerplexityChange": "bootstrap",
+    "QuantizationConfig": "quantization_config",
+    "QuantizedCheckpoint": "checkpoint",
     "QuantizedWeight": "quantized_weight",
     "perplexity": "sliding_window",
     "perplexity_change": "bootstrap",
@@ -25,6 +27,8 @@ __all__ = [
     "Hessian",
     "Perplexity",
     "PerplexityChange",
+    "QuantizationConfig",
+    "QuantizedCheckpoint",
     "QuantizedWeight",
     "perplexity",
     "perplexity_change",
@@ -39,8 +43,10 @@ if TYPE_CHECKING:
     from vllm_teach.quantization.awq import search_clip, search_scales
     from vllm_teach.quantization.bootstrap import PerplexityChange, perplexity_change
     from vllm_teach.quantization.calibration import quantize_layers
+    from vllm_teach.quantization.checkpoint import QuantizedCheckpoint
     from vllm_teach.quantization.gptq import quantize_gptq
     from vllm_teach.quantization.hessian import Hessian
+    from vllm_teach.quantization.quantization_config import QuantizationConfig
     from vllm_teach.quantization.quantized_weight import QuantizedWeight
     from vllm_teach.quantization.rounding import quantize_rtn
     from vllm_teach.quantization.sliding_window import Perplexity, perplexity

@@ -64,7 +64,7 @@ def unpack_weight(module: str, tensors: Mapping[str, Tensor], config: Quantizati
         if f"{module}.{part}" in tensors:
             parts[part] = tensors[f"{module}.{part}"]
         elif part not in _OPTIONAL:
-            raise InvalidArgumentError(f"{part} is missing: quantise or download the model again.")
+            raise InvalidArgumentError(f"{part} is missing: give all tensors of {module}.")
     _check_kinds(parts)
     parts["scales"] = parts["scales"].to(torch.float16)
     if not bool(parts["scales"].isfinite().all()):
@@ -118,7 +118,10 @@ class QuantizedCheckpoint:
         try:
             return unpack_weight(module, tensors, self.config)
         except InvalidArgumentError as error:
-            raise ModelLoadError(f"{module} in {self.folder} cannot be read: {error}") from error
+            reason = str(error).rstrip(".")
+            raise ModelLoadError(
+                f"{module} in {self.folder} cannot be read ({reason}): quantise or download the model again."
+            ) from error
 
     def _tensor(self, name: str) -> Tensor:
         with _opened(self._files[name]) as opened:

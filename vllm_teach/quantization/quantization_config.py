@@ -167,7 +167,10 @@ class QuantizationConfig:
         try:
             return cls(bits=entry.get("bits", int), group_size=None if size == -1 else size, **special)
         except InvalidArgumentError as error:
-            raise ModelLoadError(f"{source} has a quantization_config that cannot be: {error}") from error
+            reason = str(error).rstrip(".")
+            raise ModelLoadError(
+                f"{source} has a quantization_config that cannot be ({reason}): correct it, or use another model."
+            ) from error
 
 
 def read_config(folder: Path) -> QuantizationConfig | None:

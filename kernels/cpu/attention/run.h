@@ -2,6 +2,7 @@
 //
 // Where to read on: call.h says what is asked for, plan.h cuts it into work items, attend.h does one of them, with the
 // two matrix products of multiply.h (few_rows.h, when one token is decoded) and the softmax of softmax.h between them.
+// packed_rows.h reads an INT8 cache.
 // All of it is written in the vectors of ../vec.h and compiled anew for each instruction set.
 #pragma once
 

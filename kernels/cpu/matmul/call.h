@@ -11,7 +11,7 @@
 //   scales  [groups][PANEL_ROWS] float16
 //   zeros   [groups][PANEL_ROWS] bytes: the codes that stand for 0
 //
-// and then nothing up to a multiple of 64 bytes. w[o, i] = scale * (code - zero), those of row o and of input i's group.
+// and then nothing up to a multiple of 64 bytes. w[o, i] = scale * (code - zero), those of row o and input i's group.
 struct Weight {
     const uint8_t* panels;
     const int32_t* columns;  // the weight's input i is column columns[i] of x; null: column i
@@ -22,9 +22,9 @@ struct Weight {
 
 enum Type : int64_t { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
 
-// out[tokens, weight.out] = x[tokens, weight.in] w^T + bias, with float32 sums, rounded once. `gated`: the upper half of
-// the rows are the gates of the lower half, and out[tokens, weight.out / 2] = silu(gate) * (the other); weight.out is
-// then a multiple of 2 * PANEL_ROWS.
+// out[tokens, weight.out] = x[tokens, weight.in] w^T + bias, with float32 sums, rounded once. `gated`: the first half of
+// the rows are the gates of the other half, and out[tokens, weight.out / 2] = silu(gate) * other; weight.out is then a
+// multiple of 2 * PANEL_ROWS.
 struct Call {
     const void* x;
     void* out;

@@ -12,8 +12,8 @@
 
 #include "tokens.h"
 
-// totals[VECTORS][TOKENS][LANES] = rows of codes[v] (the vectors numbers[v] of their panels) times the tokens. What lies
-// `ahead` bytes further is fetched, as it comes next.
+// totals[VECTORS][TOKENS][LANES] = the rows of codes[v], the vectors numbers[v] of their panels, times the tokens. What
+// lies `ahead` bytes further is fetched meanwhile, as it comes next.
 template <class Operand, int BITS, int VECTORS, int TOKENS>
 inline void multiply(const Panels<BITS>& panels, const Weight& weight, const uint8_t* const* codes,
                      const int64_t* numbers, int64_t ahead, const TokenBlock& tokens, float* totals) {

@@ -53,6 +53,17 @@ inline auto allocate(int64_t count) {
     return std::unique_ptr<Element, decltype(&std::free)>(static_cast<Element*>(memory), std::free);
 }
 
+// Calls `work` with the numbers below `count`, in several threads; in one, OpenMP is left alone, which takes its time.
+template <class Work>
+inline void share_out(int64_t count, int64_t threads, Work work) {
+    if (threads <= 1) {
+        for (int64_t i = 0; i < count; ++i) work(i);
+        return;
+    }
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
+    for (int64_t i = 0; i < count; ++i) work(i);
+}
+
 template <class Operand, int BITS>
 class Product {
     static constexpr int PER_PANEL = Panels<BITS>::PER_PANEL;
@@ -65,42 +76,41 @@ class Product {
           count_((weight.out + PANEL_ROWS - 1) / PANEL_ROWS),
           blocks_((call.tokens + MOST_TOKENS - 1) / MOST_TOKENS),
           inner_(weight.in / Operand::VALUES) {
-        with_block_size((call.tokens + blocks_ - 1) / blocks_, [this](auto size) { width_ = size; });
-        blocks_ = (call.tokens + width_ - 1) / width_;
+        with_block_size(call.tokens - (blocks_ - 1) * MOST_TOKENS, [this](auto size) { last_size_ = size; });
     }
 
     void run() const {
-        const auto elements = allocate<uint32_t>(blocks_ * inner_ * width_);
-        const auto sums = allocate<float>(blocks_ * panels_.groups * width_);
+        const int64_t tokens = (blocks_ - 1) * MOST_TOKENS + last_size_;
+        const auto memory = allocate<uint32_t>(tokens * (inner_ + panels_.groups));
+        uint32_t* const elements = memory.get();
+        float* const sums = reinterpret_cast<float*>(elements + tokens * inner_);
         if (call_.x_type == BFLOAT16)
-            pack<BFloat16>(elements.get(), sums.get());
+            pack<BFloat16>(elements, sums);
         else if constexpr (Operand::VALUES == 1) {  // pairs are bfloat16
             if (call_.x_type == FLOAT32)
-                pack<float>(elements.get(), sums.get());
+                pack<float>(elements, sums);
             else
-                pack<Float16>(elements.get(), sums.get());
+                pack<Float16>(elements, sums);
         }
-        with_block_size(width_, [&](auto size) { multiply_all<decltype(size)::value>(elements.get(), sums.get()); });
+        multiply_all(elements, sums);
     }
 
    private:
+    int64_t block_size(int64_t block) const { return block + 1 < blocks_ ? MOST_TOKENS : last_size_; }
     int64_t threads(int64_t work) const { return std::clamp<int64_t>(work, 1, call_.threads); }
 
     template <class T>
     void pack(uint32_t* elements, float* sums) const {
-        const int64_t numbers = call_.tokens * weight_.in;
         const auto rows = allocate<T>(weight_.columns ? blocks_ * weight_.in : 0);
-#pragma omp parallel for num_threads(threads(numbers / MANY_INPUTS))
-        for (int64_t b = 0; b < blocks_; ++b) {
-            const int64_t first = b * width_, here = std::min(width_, call_.tokens - first);
+        share_out(blocks_, threads(call_.tokens * weight_.in / MANY_INPUTS), [&](int64_t b) {
+            const int64_t first = b * MOST_TOKENS, here = std::min<int64_t>(MOST_TOKENS, call_.tokens - first);
             pack_tokens<Operand>(weight_, static_cast<const T*>(call_.x) + first * call_.x_stride, call_.x_stride, here,
-                                 width_, elements + b * inner_ * width_, sums + b * panels_.groups * width_,
+                                 block_size(b), elements + first * inner_, sums + first * panels_.groups,
                                  rows.get() + (weight_.columns ? b * weight_.in : 0));
-        }
+        });
     }
 
     // An item is a run of panels and a run of blocks. Few panels for many threads: the blocks are shared out, too.
-    template <int TOKENS>
     void multiply_all(const uint32_t* elements, const float* sums) const {
         const int64_t unit = call_.gated ? 2 : 1;
         const int64_t team = threads(count_ * PANEL_ROWS * weight_.in * call_.tokens / LEAST_WORK);
@@ -109,13 +119,15 @@ class Product {
         const int64_t chunk = (std::min(share, largest) + unit - 1) / unit * unit;
         const int64_t chunks = (count_ + chunk - 1) / chunk;
         const int64_t parts = std::min((team * ITEMS_PER_THREAD + chunks - 1) / chunks, blocks_);
-#pragma omp parallel for schedule(dynamic, 1) num_threads(std::min(team, chunks * parts))
-        for (int64_t item = 0; item < chunks * parts; ++item) {
-            const int64_t first = item / parts * chunk, part = item % parts;
-            for (int64_t b = blocks_ * part / parts; b < blocks_ * (part + 1) / parts; ++b)
-                visit<TOKENS>(first, std::min(first + chunk, count_), b,
-                              {elements + b * inner_ * TOKENS, sums + b * panels_.groups * TOKENS});
-        }
+        share_out(chunks * parts, std::min(team, chunks * parts), [&](int64_t item) {
+            const int64_t first = item / parts * chunk, end = std::min(first + chunk, count_), part = item % parts;
+            for (int64_t b = blocks_ * part / parts; b < blocks_ * (part + 1) / parts; ++b) {
+                const TokenBlock tokens{elements + b * MOST_TOKENS * inner_, sums + b * MOST_TOKENS * panels_.groups};
+                with_block_size(block_size(b), [&](auto size) {
+                    visit<decltype(size)::value>(first, end, b * MOST_TOKENS, tokens);
+                });
+            }
+        });
     }
 
     // A gate is computed next to what it opens.
@@ -123,7 +135,7 @@ class Product {
 
     // The panels at the places from `first` to `end`, as many vectors of rows at a time as fit into registers.
     template <int TOKENS>
-    void visit(int64_t first, int64_t end, int64_t block, const TokenBlock& tokens) const {
+    void visit(int64_t first, int64_t end, int64_t first_token, const TokenBlock& tokens) const {
         constexpr int VECTORS = vectors_for(TOKENS), BATCH = std::max(VECTORS, 2 * PER_PANEL);
         alignas(64) float totals[BATCH * TOKENS * LANES];
         for (int64_t at = first * PER_PANEL; at < end * PER_PANEL; at += BATCH) {
@@ -131,9 +143,9 @@ class Product {
             add_up<VECTORS, TOKENS>(at, at + here, tokens, totals);
             for (int64_t v = 0; v < here; ++v) {
                 if (!call_.gated)
-                    finish<TOKENS>(at + v, block, totals + v * TOKENS * LANES, nullptr);
+                    finish<TOKENS>(at + v, first_token, totals + v * TOKENS * LANES, nullptr);
                 else if ((at + v) / PER_PANEL % 2 == 0)
-                    finish<TOKENS>(at + v, block, totals + v * TOKENS * LANES,
+                    finish<TOKENS>(at + v, first_token, totals + v * TOKENS * LANES,
                                    totals + (v + PER_PANEL) * TOKENS * LANES);
             }
         }
@@ -156,16 +168,16 @@ class Product {
 
     // Write one vector of rows for the tokens of a block; `opened` is what the rows are the gates of, or null.
     template <int TOKENS>
-    void finish(int64_t vector, int64_t block, const float* totals, const float* opened) const {
+    void finish(int64_t vector, int64_t first_token, const float* totals, const float* opened) const {
         const int64_t width = opened ? weight_.out / 2 : weight_.out;
         const int64_t row = vector / PER_PANEL / (opened ? 2 : 1) * PANEL_ROWS + vector % PER_PANEL * LANES;
         if (row >= width) return;  // of a panel that is not full
-        const int64_t tokens = std::min<int64_t>(TOKENS, call_.tokens - block * TOKENS);
+        const int64_t tokens = std::min<int64_t>(TOKENS, call_.tokens - first_token);
         const Floats bias = bias_of(row), other_bias = opened ? bias_of(width + row) : Floats{};
         for (int64_t t = 0; t < tokens; ++t) {
             Floats result = load<Floats>(totals + t * LANES) + bias;
             if (opened) result = silu(result) * (load<Floats>(opened + t * LANES) + other_bias);
-            store_as(call_.out_type, call_.out, (block * TOKENS + t) * width + row, result, width - row);
+            store_as(call_.out_type, call_.out, (first_token + t) * width + row, result, width - row);
         }
     }
     Floats bias_of(int64_t row) const {
@@ -175,10 +187,10 @@ class Product {
     const Weight& weight_;
     const Call& call_;
     const Panels<BITS> panels_;
-    const int64_t count_;  // panels
-    int64_t blocks_;       // of tokens
-    const int64_t inner_;  // elements of a token
-    int64_t width_;        // tokens of a block
+    const int64_t count_;   // panels
+    const int64_t blocks_;  // of tokens: all of MOST_TOKENS but for the last
+    const int64_t inner_;   // elements of a token
+    int64_t last_size_;
 };
 
 // Returns 0, or 1 when there is not enough memory.

@@ -8,8 +8,8 @@
 template <int BITS>
 constexpr int WORD_INPUTS = 32 / BITS;
 
-// The first bit of input i's code. Even inputs lie in the lower half of the word, odd ones in the upper: after one shift
-// to the right, the codes of two neighbours start both 16-bit halves.
+// The first bit of input i's code. Even inputs lie in the lower half of the word, odd ones in the upper: one shift to
+// the right, and the codes of two neighbours stand lowest in both halves.
 template <int BITS>
 constexpr int first_bit(int i) {
     return i % 2 * 16 + i / 2 * BITS;
