@@ -125,7 +125,7 @@ def test_a_closed_output_is_no_error():
 
 def test_what_the_terminal_cannot_show_is_escaped(monkeypatch):
     def print_an_accent(_: object) -> None:
-        cli._write("Café 東")
+        cli.write("Café 東")
 
     raw = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))

@@ -98,10 +98,18 @@ def test_rows_that_float32_cannot_sum_up(isa: str, row: Tensor, kind: str) -> No
 
 
 @needs_kernel
-@pytest.mark.parametrize("value", [3.7, 1e30, -65504.0])
+@pytest.mark.parametrize("value", [0.1, 3.7, -65504.1, 1.7e8, -1.3e12, 1e30])
 def test_a_constant_row_becomes_the_bias_exactly(value: float) -> None:
     x, bias = torch.full((2, 1000), value), draw(1000)
     assert torch.equal(norms.layer_norm(x, draw(1000, seed=1), bias), bias.expand(2, -1))
+
+
+@needs_kernel
+@pytest.mark.parametrize("mean", [0.05, 567e3, 6.05e7, 1e20])
+def test_rows_that_differ_in_their_last_digits(mean: float) -> None:
+    noise = torch.randn(4, 8992, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x = (mean * (1 + noise * 1.5e-8)).float()
+    check("layer_norm", norms.layer_norm(x, eps=0.0), x, None, None, eps=0.0)
 
 
 @needs_kernel

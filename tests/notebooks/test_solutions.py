@@ -17,6 +17,8 @@ LESSONS = (
     "06_paged_kv_cache",
     "07_sharing_copy_on_write_prefix",
     "08_scheduling",
+    "09_quantization",
+    "10_custom_kernels",
 )
 CHECKS = [(one.lesson, one.name) for one in list_checks()]
 

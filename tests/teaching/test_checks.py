@@ -14,6 +14,8 @@ LESSONS = (
     "06_paged_kv_cache",
     "07_sharing_copy_on_write_prefix",
     "08_scheduling",
+    "09_quantization",
+    "10_custom_kernels",
 )
 
 

@@ -56,10 +56,3 @@ def input_magnitudes(decoder: Decoder, token_ids: Tensor) -> dict[str, Tensor]:
 def largest_to_median(magnitudes: dict[str, Tensor]) -> list[float]:
     """Return for each linear layer how many times larger than the median input its largest one is."""
     return [float(each.max() / each.median()) for each in magnitudes.values()]
-
-
-def round_all_but(weight: Tensor, rounded: Tensor, columns: Tensor) -> Tensor:
-    """Return `rounded` `[out, in]` with the columns `columns`, int64 `[kept]`, of `weight` put back."""
-    mixed = rounded.clone()
-    mixed[:, columns] = torch.index_select(weight, 1, columns)
-    return mixed

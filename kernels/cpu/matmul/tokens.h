@@ -33,8 +33,8 @@ inline float sum_of(const T* row, int64_t count) {
     return sum_of_lanes(sum)[0];
 }
 
-// Lay out `count` tokens, the first of which starts at `x`, as a block of `width`, the missing ones 0. `row` is room for
-// one token.
+// Lay out `count` tokens, the first of which starts at `x`, as a block of `width`, the missing ones 0. `row` is room
+// for one token.
 template <class Operand, class T>
 inline void pack_tokens(const Weight& weight, const T* x, int64_t stride, int64_t count, int64_t width,
                         uint32_t* elements, float* sums, T* row) {

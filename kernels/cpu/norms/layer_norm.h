@@ -20,7 +20,7 @@ inline Moments moments_of(const T* row, const T* ahead, int64_t size, double eps
     const auto [sum, squares] = sums_over(
         row, ahead, size, [=](Floats x) { return x - mean; }, [=](Floats x) { return (x - mean) * (x - mean); });
     const float rest = sum / size, variance = squares / size - rest * rest;
-    // Deviations a millionth of the mean, or none at all, are lost in the rounding of the sums.
+    // Deviations below a millionth of the mean are as small as the error of the mean, and the difference above loses them.
     if (float32_suffices(variance + float(eps)) && !(variance < 1e-12f * mean * mean))
         return {mean, rest, 1 / std::sqrt(variance + float(eps))};
 

@@ -3,9 +3,11 @@
 from vllm_teach.teaching.checks import (
     attention_patterns,
     choosing_a_backend,
+    custom_kernels,
     naive_attention,
     online_softmax_and_tiling,
     paged_kv_cache,
+    quantization,
     recomputation_and_training,
     scheduling,
     sharing_copy_on_write_prefix,
@@ -24,6 +26,8 @@ check = CheckBook(
         *paged_kv_cache.CHECKS,
         *sharing_copy_on_write_prefix.CHECKS,
         *scheduling.CHECKS,
+        *quantization.CHECKS,
+        *custom_kernels.CHECKS,
     ]
 )
 

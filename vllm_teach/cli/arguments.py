@@ -1,0 +1,35 @@
+"""Arguments that several commands take, and the types that check them."""
+
+import argparse
+from pathlib import Path
+
+
+def count(text: str) -> int:
+    """Return a whole number from 1."""
+    if text.isascii() and text.isdigit() and int(text) >= 1:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not valid: give a whole number from 1")
+
+
+def port(text: str) -> int:
+    """Return a port to serve on."""
+    if text.isascii() and text.isdigit() and len(text) <= 5 and 1 <= int(text) <= 65535:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is no port: give a whole number from 1 to 65535")
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """Add `--model`."""
+    parser.add_argument("--model", default="smollm2", help="alias, folder, .gguf file or hub id (default: smollm2)")
+
+
+def add_measurement(parser: argparse.ArgumentParser, rounds: int, of_a_round: str) -> None:
+    """Add `--rounds`, `--json` and `--quiet`; `of_a_round` says what runs once in each."""
+    parser.add_argument("--rounds", type=count, default=rounds, help=f"{of_a_round} once a round (default: {rounds})")
+    add_json(parser)
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Add `--json`."""
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures and where they come from, too")

@@ -1,0 +1,168 @@
+"""`vllm-teach bench WHAT`: each measures, prints its table, and writes its figures with `--json`."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Protocol
+
+from vllm_teach.cli.arguments import add_json, add_measurement, add_model, count
+from vllm_teach.cli.output import check_output_file, write, write_json
+
+
+class _Result(Protocol):
+    def to_json(self) -> dict[str, object]: ...
+
+
+def add_bench(commands: Any) -> None:
+    """Add `bench` and all that it measures to the subparsers of `vllm-teach`."""
+    what = "attention, linear, memory, norms, quantization, throughput"
+    bench = commands.add_parser("bench", help=f"measure: {what}").add_subparsers(required=True, metavar="WHAT")
+    _add_attention(bench.add_parser("attention", help="time and memory of the attention backends, as ratios"))
+    _add_linear(bench.add_parser("linear", help="products with quantised weights, ours and PyTorch's, beside bfloat16"))
+    _add_memory(bench.add_parser("memory", help="sequences that a KV cache holds, paged and reserved, over a mix"))
+    _add_norms(bench.add_parser("norms", help="LayerNorm and RMSNorm in one kernel, and operation by operation"))
+    _add_quantization(bench.add_parser("quantization", help="perplexity, bytes and speed of quantised weights"))
+    _add_throughput(bench.add_parser("throughput", help="tokens a second of the engine beside another system"))
+
+
+def _measured(
+    measure: Callable[[argparse.Namespace], tuple[_Result, Callable[[Any], str]]],
+) -> Callable[[argparse.Namespace], None]:
+    """Return the command around `measure`, which returns its result and what formats it."""
+
+    def run(arguments: argparse.Namespace) -> None:
+        if arguments.json:
+            check_output_file(arguments.json)
+        result, text = measure(arguments)
+        write(text(result))
+        if arguments.json:
+            write_json(arguments.json, result.to_json())
+
+    return run
+
+
+def _add_attention(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--quick", action="store_true", help="an eighth of the lengths, for a first look")
+    add_measurement(parser, 7, "each backend runs")
+    parser.set_defaults(run=_measured(_bench_attention))
+
+
+def _bench_attention(arguments: argparse.Namespace) -> tuple[_Result, Callable[[Any], str]]:
+    from vllm_teach.performance.attention_bench import bench_attention, format_bench
+
+    scale = 8 if arguments.quick else 1
+    bench = bench_attention(rounds=arguments.rounds, device=arguments.device, scale=scale, progress=not arguments.quiet)
+    return bench, format_bench
+
+
+def _add_linear(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--tokens", type=count, nargs="+", default=[1, 8, 64, 512], help="(default: 1 8 64 512)")
+    add_measurement(parser, 5, "each product runs")
+    parser.set_defaults(run=_measured(_bench_linear))
+
+
+def _bench_linear(arguments: argparse.Namespace) -> tuple[_Result, Callable[[Any], str]]:
+    from vllm_teach.performance.linear_bench import bench_linear, format_linear
+
+    tokens = tuple(arguments.tokens)
+    return bench_linear(tokens=tokens, rounds=arguments.rounds, progress=not arguments.quiet), format_linear
+
+
+def _add_memory(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--mix", default="sharegpt", choices=["sharegpt", "alpaca"], help="lengths (default: sharegpt)")
+    parser.add_argument("--requests", type=count, default=1000)
+    parser.add_argument("--slots", type=count, default=65_536, help="tokens that fit (default: 65536)")
+    parser.add_argument("--block-size", type=count, default=16, help="tokens of a block (default: 16)")
+    parser.add_argument("--seed", type=int, default=0)
+    add_json(parser)
+    parser.set_defaults(run=_measured(_bench_memory))
+
+
+def _bench_memory(arguments: argparse.Namespace) -> tuple[_Result, Callable[[Any], str]]:
+    from vllm_teach.performance.memory_bench import bench_memory, format_memory
+
+    bench = bench_memory(arguments.mix, arguments.requests, arguments.slots, arguments.block_size, arguments.seed)
+    return bench, format_memory
+
+
+def _add_norms(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--tokens", type=count, default=2048, help="rows (default: 2048)")
+    parser.add_argument("--size", type=count, default=2048, help="elements of a row (default: 2048)")
+    parser.add_argument("--device", default="cpu")
+    add_measurement(parser, 15, "each way runs")
+    parser.set_defaults(run=_measured(_bench_norms))
+
+
+def _bench_norms(arguments: argparse.Namespace) -> tuple[_Result, Callable[[Any], str]]:
+    from vllm_teach.performance.norm_bench import bench_norms, format_norms
+
+    bench = bench_norms(
+        tokens=arguments.tokens,
+        size=arguments.size,
+        rounds=arguments.rounds,
+        device=arguments.device,
+        progress=not arguments.quiet,
+    )
+    return bench, format_norms
+
+
+def _add_quantization(parser: argparse.ArgumentParser) -> None:
+    add_model(parser)
+    parser.add_argument(
+        "--folder", type=Path, metavar="DIR", help="keep the quantised models there, and use them again"
+    )
+    parser.add_argument("--samples", type=count, default=128, help="pieces of text to calibrate on (default: 128)")
+    parser.add_argument("--length", type=count, default=512, help="tokens of a piece (default: 512)")
+    parser.add_argument("--tokens", type=count, default=20_000, help="tokens of other text to score (default: 20000)")
+    parser.add_argument("--window", type=count, default=1024, help="tokens of context at most (default: 1024)")
+    add_measurement(parser, 5, "each model decodes")
+    parser.set_defaults(run=_measured(_bench_quantization))
+
+
+def _bench_quantization(arguments: argparse.Namespace) -> tuple[_Result, Callable[[Any], str]]:
+    from vllm_teach.models import load_tokenizer, resolve_model
+    from vllm_teach.performance.quantization_bench import bench_quantization, format_quantization
+    from vllm_teach.training.calibration_text import BUILTIN, calibration_ids
+    from vllm_teach.training.evaluation_text import evaluation_ids
+
+    tokenizer = load_tokenizer(resolve_model(arguments.model))
+    calibration = calibration_ids(BUILTIN, tokenizer, samples=arguments.samples, length=arguments.length)
+    with ExitStack() as cleanup:
+        bench = bench_quantization(
+            arguments.model,
+            evaluation_ids(tokenizer, arguments.tokens),
+            calibration,
+            arguments.folder or Path(cleanup.enter_context(tempfile.TemporaryDirectory())),
+            window=arguments.window,
+            rounds=arguments.rounds,
+            progress=not arguments.quiet,
+        )
+    return bench, format_quantization
+
+
+def _add_throughput(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--compare", default="transformers", choices=["transformers", "none"])
+    add_model(parser)
+    parser.add_argument("--dtype", default="bfloat16", choices=["auto", "float32", "bfloat16", "float16"])
+    parser.add_argument("--quick", action="store_true", help="16 short requests, for a first look")
+    add_measurement(parser, 3, "each system serves all")
+    parser.set_defaults(run=_measured(_bench_throughput))
+
+
+def _bench_throughput(arguments: argparse.Namespace) -> tuple[_Result, Callable[[Any], str]]:
+    from vllm_teach.performance.throughput_bench import FULL, QUICK, bench_throughput, format_throughput
+
+    bench = bench_throughput(
+        arguments.model,
+        compare=None if arguments.compare == "none" else arguments.compare,
+        rounds=arguments.rounds,
+        dtype=arguments.dtype,
+        mix=QUICK if arguments.quick else FULL,
+        progress=not arguments.quiet,
+    )
+    return bench, format_throughput
