@@ -23,8 +23,8 @@ struct Weight {
 enum Type : int64_t { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
 
 // out[tokens, weight.out] = x[tokens, weight.in] w^T + bias, with float32 sums, rounded once. `gated`: the first half
-// of the rows are the gates of the other half, and out[tokens, weight.out / 2] = silu(gate) * other; weight.out is then a
-// multiple of 2 * PANEL_ROWS.
+// of the rows are the gates of the other half, and out[tokens, weight.out / 2] = silu(gate) * other. weight.out is then
+// a multiple of 2 * PANEL_ROWS.
 struct Call {
     const void* x;
     void* out;
