@@ -46,9 +46,11 @@ class RegisterReport:
         return asdict(self)
 
 
-def measure_registers(architectures: Sequence[str] = ARCHITECTURES) -> RegisterReport:
-    """Compile SOURCES for each architecture, ten seconds each. Raises MissingDependencyError without nvcc."""
-    texts = {name: kernels.source(name) for name in SOURCES}
+def measure_registers(
+    architectures: Sequence[str] = ARCHITECTURES, sources: Sequence[str] = SOURCES
+) -> RegisterReport:
+    """Compile `sources` for each architecture, ten seconds each. Raises MissingDependencyError without nvcc."""
+    texts = {name: kernels.source(name) for name in sources}
     reports = [
         report
         for arch in architectures
@@ -57,7 +59,7 @@ def measure_registers(architectures: Sequence[str] = ARCHITECTURES) -> RegisterR
     ]
     nvcc = cuda_compiler.find_nvcc()
     version = cuda_compiler.nvcc_version(nvcc) if nvcc else None
-    return RegisterReport(tuple(reports), f"nvcc {version}", COMMAND, {name: digest(name) for name in SOURCES})
+    return RegisterReport(tuple(reports), f"nvcc {version}", COMMAND, {name: digest(name) for name in sources})
 
 
 def read_registers() -> RegisterReport:
