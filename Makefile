@@ -24,11 +24,12 @@ test: $(VENV)/.dev-installed
 	$(BIN)/python -m pytest tests
 	$(BIN)/python -m vllm_teach.teaching.notebooks compare
 
-# What an older processor, and a machine without a compiler, run instead of the fastest path. Triton's tests depend on
-# neither. The second run needs a cache of its own, as a kernel that was built before needs no compiler.
+# What an older processor, and a machine without a compiler, run instead of the fastest path. Triton's and CUDA's tests
+# depend on neither. The second run needs a cache of its own, as a kernel that was built before needs no compiler.
 PLAIN_TESTS = $(BIN)/python -m pytest -q tests/attention tests/kernels tests/backends \
 	--deselect tests/kernels/test_triton_ahead_of_time.py --deselect tests/kernels/test_triton_interpreted.py \
-	--deselect tests/backends/test_triton.py
+	--deselect tests/backends/test_triton.py --deselect tests/kernels/test_triton_norms.py \
+	--deselect tests/kernels/test_cuda_compiler.py --deselect tests/kernels/test_cuda_emulated.py
 test-plain: $(VENV)/.dev-installed
 	ATEN_CPU_CAPABILITY=avx2 $(PLAIN_TESTS)
 	empty=$$(mktemp -d) && trap 'rm -r "$$empty"' EXIT && \

@@ -2,8 +2,8 @@
 // threads as a context of its own, which runs until it waits for others.
 //
 // Of those that can go on, the first one does: a warp runs ahead of the next as far as barriers let it, so that a
-// missing one shows, the same way each time; one that not all threads reach ends the launch with an error. Shared memory
-// starts as NaN. Arithmetic is the CPU's: rsqrtf is exact here, and within two units in the last place on a GPU.
+// missing one shows, the same way each time; one that not all threads reach ends the launch with an error. Shared
+// memory starts as NaN. Arithmetic is the CPU's: rsqrtf is exact here, and within two units in the last place on a GPU.
 #pragma once
 
 #include <ucontext.h>

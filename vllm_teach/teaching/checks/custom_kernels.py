@@ -6,6 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from vllm_teach.teaching.answers import Judged
 from vllm_teach.teaching.exercises import Case, Check, MadeAnew
 
 LESSON = "10_custom_kernels"
@@ -156,7 +157,14 @@ def _fault_cases(generator: torch.Generator) -> Iterator[Case]:
     for number, index in enumerate(order, start=1):
         fault = FAULTS[index]
         arguments = (MadeAnew(partial(kernel_with, fault)),)
-        yield Case(f"kernel {number} of {len(FAULTS)}", arguments, fault, rules[fault])
+        yield Case(f"kernel {number} of {len(FAULTS)}", arguments, Judged(partial(_verdict, fault)), rules[fault])
+
+
+def _verdict(fault: str, got: object) -> str | None:
+    """What is wrong with the answer; which fault it is stays untold."""
+    if got not in FAULTS:
+        return f"expected one of {', '.join(map(repr, FAULTS))}, got {got!r}"
+    return None if got == fault else f"this kernel's fault is not {got!r}"
 
 
 CHECKS = [
