@@ -265,6 +265,24 @@ def test_mixed_dtypes_are_left_to_pytorch() -> None:
     x, weight = draw(3, 64, dtype=torch.bfloat16), draw(64)
     torch.testing.assert_close(norms.layer_norm(x, weight), torch.layer_norm(x, [64], weight))
     assert norms.rms_norm(x, weight).dtype == torch.float32  # as a product of the two is
+    normalised, total = norms.add_rms_norm(x, draw(3, 64, seed=1))
+    assert normalised.dtype == total.dtype == torch.float32  # as the sum of the two is
+
+
+@pytest.mark.parametrize(
+    ("dtype", "parameter", "hint"),
+    [
+        (torch.float32, torch.bfloat16, "give torch.float32, as x has torch.float32"),
+        (torch.float64, torch.float32, "give torch.float64, as x has torch.float64"),
+        (torch.float16, torch.bfloat16, "give torch.float16 or torch.float32, as x has torch.float16"),
+    ],
+)
+def test_dtypes_that_make_no_layer_norm_are_refused(dtype: torch.dtype, parameter: torch.dtype, hint: str) -> None:
+    x, other = draw(3, 64, dtype=dtype), draw(64, dtype=parameter)
+    with pytest.raises(InvalidArgumentError, match=f"weight has dtype {parameter}; {hint}"):
+        norms.layer_norm(x, other)
+    with pytest.raises(InvalidArgumentError, match=f"bias has dtype {parameter}; {hint}"):
+        norms.add_layer_norm(x, x, None, other)
 
 
 @pytest.mark.parametrize(
@@ -309,3 +327,43 @@ def test_a_path_is_run_as_chosen() -> None:
         found, same = norm_paths.run(plain, kind, x, None, None, None, 1e-5)
         assert same is x
         check(kind, found, x, None, None)
+
+
+class _ElsewhereTensor(Tensor):
+    """A tensor of a kind that computes for itself."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tensors_whose_numbers_lie_elsewhere(kind: str) -> None:
+    """A kernel would read at the address 0 of the zeros that PyTorch puts off, and past what a subclass does."""
+    x, zeros = draw(3, 64), torch._efficientzerotensor(3, 64)
+    assert torch.equal(getattr(norms, kind)(zeros), torch.zeros(3, 64))
+    assert torch.equal(getattr(norms, f"add_{kind}")(x, zeros)[1], x)
+    for other in (zeros, x.as_subclass(_ElsewhereTensor)):
+        assert "without numbers in memory" in norms.explain(kind, other).reason
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"x": torch.zeros(3, 4).to_sparse()}, r"x is of the kind torch\.sparse_coo"),
+        (
+            {"x": torch.zeros(3, 4), "residual": torch.zeros(3, 4).to_mkldnn()},
+            r"residual is of the kind torch",
+        ),
+        ({"x": torch.nested.as_nested_tensor([torch.zeros(4)])}, "x is of the kind"),
+        ({"x": [1.0]}, "x is of the kind list"),
+        ({"x": torch.zeros(3, 4).to(torch.float8_e4m3fn)}, "of 16 bits at least"),
+        ({"x": torch.zeros(3, 4), "weight": torch.ones(4, device="meta")}, "weight is torch.float32 on meta"),
+        ({"x": torch.zeros(3, 4), "residual": torch.ones(3, 4, device="meta")}, "residual is torch.float32 on meta"),
+        ({"x": torch.zeros(3, 4), "weight": torch.ones(4) + 0j}, "weight is torch.complex64"),
+        ({"x": torch.zeros(3, 4), "eps": None}, "eps is None"),
+        ({"x": torch.zeros(3, 4), "eps": 10**400}, "eps is 1000"),
+        ({"x": torch.zeros(3, 4), "eps": float("inf")}, "eps is inf"),
+    ],
+)
+def test_what_no_norm_can_take(kind: str, arguments: dict[str, object], words: str) -> None:
+    norm = getattr(norms, f"add_{kind}" if "residual" in arguments else kind)
+    with pytest.raises(InvalidArgumentError, match=words):
+        norm(**arguments)

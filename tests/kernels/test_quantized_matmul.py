@@ -239,7 +239,13 @@ def test_a_copy_stands_alone(isa: str | None) -> None:
         ({"codes": torch.full((4, 32), 16).byte()}, "codes has a value of 16: the most for 4 bits is 15."),
         ({"zeros": torch.full((4, 2), 8).byte(), "bits": 3}, "zeros has a value of 8: the most for 3 bits is 7."),
         ({"group_of": torch.zeros(32).int()}, "group_of must name each of 2 groups for 16 inputs."),
-        ({"group_of": torch.zeros(31).int()}, r"group_of has shape \[31\] and dtype torch.int32: give the group"),
+        ({"codes": torch.zeros(4, 32, device="meta").byte()}, "codes has layout torch.strided on meta"),
+        ({"bits": 4.0}, "bits=4.0 is not valid"),
+        ({"group_of": torch.zeros(32).bool()}, "dtype torch.bool on cpu: give the group"),
+        (
+            {"group_of": torch.zeros(31).int()},
+            r"group_of has shape \[31\] and dtype torch.int32 on cpu: give",
+        ),
     ],
 )
 def test_weights_that_do_not_fit(changes: dict[str, object], message: str) -> None:
@@ -258,13 +264,44 @@ def test_inputs_that_do_not_fit() -> None:
             matmul(wrong, packed)
     with pytest.raises(InvalidArgumentError, match=r"the result dtype torch\.int8"):
         matmul(x, packed, out_dtype=torch.int8)
-    with pytest.raises(InvalidArgumentError, match=r"bias has shape \[16\]: use \[32\]\."):
+    with pytest.raises(InvalidArgumentError, match=r"bias has shape \[16\] .*: use floating-point numbers \[32\]"):
         matmul(x, packed, torch.zeros(16))
+    for wrong_bias in (torch.zeros(32, device="meta"), torch.zeros(32) + 1j):
+        with pytest.raises(InvalidArgumentError, match=r"bias has shape \[32\] and dtype"):
+            matmul(x, packed, wrong_bias)
+    for elsewhere in (x.to("meta"), x.to_sparse()):
+        with pytest.raises(InvalidArgumentError, match=r"x has layout .*: give a dense tensor there\."):
+            matmul(elsewhere, packed)
+    with pytest.raises(InvalidArgumentError, match="packed has 31 rows: gate and up must have half of them each"):
+        gated_matmul(x, pack(*draw(31, 32, 16, 4), 4))
     with pytest.raises(InvalidArgumentError, match="x requires a gradient"):
         matmul(x.requires_grad_(), packed)
     for wrong_ids in ([0, 32], [-1]):
         with pytest.raises(InvalidArgumentError, match=r"ids has values from .*: the matrix has rows 0 to 31\."):
             rows(packed, torch.tensor(wrong_ids))
+    for no_ids in (torch.tensor([True]), torch.tensor([1.0]), torch.tensor(1), torch.tensor([1], device="meta")):
+        with pytest.raises(InvalidArgumentError, match=r"ids has shape .*: give int32 or int64"):
+            rows(packed, no_ids)
+
+
+def test_a_bias_whose_negation_is_put_off(isa: str | None) -> None:
+    packed, x, bias = pack(*draw(32, 32, 16, 4), 4), whole_numbers(3, 32, torch.float32), torch.ones(32)
+    assert torch.equal(matmul(x, packed, torch._neg_view(bias), isa=isa), matmul(x, packed, isa=isa) - 1)
+
+
+def test_under_a_transform_of_torch_func() -> None:
+    """What stands for a batch of tensors has no memory that a kernel could read."""
+    packed, x = pack(*draw(32, 32, 16, 4), 4), whole_numbers(6, 32, torch.float32)
+    batched = torch.vmap(lambda each: matmul(each, packed))(x.view(2, 3, 32))
+    assert torch.equal(batched.flatten(0, 1), matmul(x, packed))
+
+
+def test_a_tensor_without_numbers_is_refused() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    fake = FakeTensorMode().from_tensor(torch.zeros(3, 32))
+    with pytest.raises(InvalidArgumentError, match="x is a FakeTensor without numbers in memory"):
+        matmul(fake, pack(*draw(32, 32, 16, 4), 4))
 
 
 def test_rows_in_another_dtype_and_of_no_id() -> None:

@@ -44,9 +44,7 @@ def test_the_same_run_goes_on_and_another_is_refused_with_the_difference(tmp_pat
         assert folder.parts == [{"layer": 0}]
         with folder.opened("a.safetensors") as file:
             assert torch.equal(file.get_tensor("a"), TENSORS["a"])
-    with pytest.raises(
-        InvalidArgumentError, match=r"out\.partial holds an unfinished run with bits=4, and this one has 3"
-    ):
+    with pytest.raises(InvalidArgumentError, match=r"out\.partial holds a run with bits=4, and this one has 3"):
         PartialFolder(tmp_path / "out", {**RUN, "bits": 3}).__enter__()
     with pytest.raises(InvalidArgumentError, match="seed=None, and this one has 1"):
         PartialFolder(tmp_path / "out", {**RUN, "seed": 1}).__enter__()

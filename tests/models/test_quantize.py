@@ -12,17 +12,18 @@ from vllm_teach.errors import InvalidArgumentError, ModelNotFoundError
 from vllm_teach.models.layered import LayeredDecoder
 from vllm_teach.models.load import load_model
 from vllm_teach.models.partial_folder import MANIFEST
-from vllm_teach.models.quantize import quantize_model
+from vllm_teach.models.quantize import quantize_model, read_reports
 from vllm_teach.models.quantized_files import QuantizedFiles
 from vllm_teach.quantization.calibration import quantize_layers
 from vllm_teach.quantization.checkpoint import QuantizedCheckpoint
-from vllm_teach.quantization.gptq_format import raise_zeros
 from vllm_teach.quantization.quantization_config import QuantizationConfig
 from vllm_teach.quantization.rounding import quantize_rtn
 
 CONFIGS = {
     "gptq": QuantizationConfig.choose("gptq", group_size=16),
     "gptq 3 bits, act order": QuantizationConfig.choose("gptq", bits=3, group_size=32, act_order=True),
+    # So small groups lie on one side of 0 every now and then, and their grid would have a zero of 0.
+    "gptq 2 bits, small groups": QuantizationConfig.choose("gptq", bits=2, group_size=8),
     "awq": QuantizationConfig.choose("awq", group_size=16),
     "awq 3 bits": QuantizationConfig.choose("awq", bits=3, group_size=16),
     "awq, int8 head": QuantizationConfig.choose("awq", group_size=16, head_bits=8),
@@ -66,6 +67,7 @@ def test_the_folder_holds_what_the_algorithm_gave(name, source, tmp_path):
             group_size=config.group_size,
             symmetric=config.symmetric,
             act_order=config.act_order,
+            min_zero=int(config.layout == "gptq"),
         )
     )
     checkpoint, stored = QuantizedCheckpoint(tmp_path / "out"), tensors_of(tmp_path / "out")
@@ -74,7 +76,6 @@ def test_the_folder_holds_what_the_algorithm_gave(name, source, tmp_path):
     for result in expected:
         assert len(result.weights) == 7
         for module, weight in result.weights.items():
-            weight = raise_zeros(weight)[0] if config.layout == "gptq" else weight
             back = checkpoint.read(module)
             for part in ("codes", "scales", "zeros"):
                 assert torch.equal(getattr(back, part), getattr(weight, part)), (module, part)
@@ -89,6 +90,19 @@ def test_the_folder_holds_what_the_algorithm_gave(name, source, tmp_path):
         assert torch.equal(stored[tensor_name], changed.get(tensor_name, original[tensor_name])), tensor_name
         assert stored[tensor_name].dtype == torch.bfloat16
     assert bool(changed) == (config.method == "awq")
+
+
+def test_grids_of_gptqs_version_1_have_no_zero_of_0(source, tmp_path):
+    """Once they were shifted when they were written: codes lost a step that no error counted, and a run that was taken
+    up again went on from other weights than one that had not broken off."""
+    config = CONFIGS["gptq 2 bits, small groups"]
+    settings = {"bits": 2, "group_size": 8}
+    plain = quantize_layers(LayeredDecoder(load_model(source, torch.bfloat16)), IDS, "gptq", **settings)
+    assert any((weight.zeros == 0).any() for result in plain for weight in result.weights.values())
+    summary = quantize_model(source, tmp_path / "out", config, IDS, progress=False)
+    checkpoint = QuantizedCheckpoint(tmp_path / "out")
+    assert all((checkpoint.read(module).zeros >= 1).all() for module in checkpoint.modules)
+    assert all(report.error <= report.rtn_error for report in summary.reports.values())
 
 
 def test_an_int8_head_is_a_scale_a_row(source, tmp_path):
@@ -169,7 +183,7 @@ def test_the_summary_says_what_others_cannot_read(source, tmp_path):
     assert "Only vllm_teach reads this layout; other loaders refuse it." in str(summary)
 
 
-@pytest.mark.parametrize("name", ["gptq", "awq", "gptq 3 bits, act order", "int8, int8 head"])
+@pytest.mark.parametrize("name", ["gptq 2 bits, small groups", "awq", "gptq 3 bits, act order", "int8, int8 head"])
 @pytest.mark.parametrize("stop_after", [0, 1, 2])
 def test_a_run_that_breaks_off_goes_on_to_the_same_files(name, stop_after, source, tmp_path, monkeypatch):
     config, out = CONFIGS[name], tmp_path / "out"
@@ -303,6 +317,25 @@ def test_a_quantised_model_is_not_quantised_again(source, tmp_path):
         quantize_model(tmp_path / "out", tmp_path / "again", CONFIGS["int8"], progress=False)
 
 
+def test_reports_are_read_from_the_run_that_made_them(source, tmp_path):
+    summary = quantize_model(source, tmp_path / "out", CONFIGS["gptq"], IDS, progress=False)
+    assert read_reports(source, tmp_path / "out", CONFIGS["gptq"], IDS) == summary.reports
+    with pytest.raises(InvalidArgumentError, match=r"out holds a run with calibration=.* delete it, or give another"):
+        read_reports(source, tmp_path / "out", CONFIGS["gptq"], IDS[:2])
+    with pytest.raises(InvalidArgumentError, match=r"has no quantize\.json"):
+        read_reports(source, source, CONFIGS["gptq"], IDS)
+
+
 def test_a_source_that_is_none_is_refused(tmp_path):
     with pytest.raises(ModelNotFoundError):
         quantize_model(tmp_path, tmp_path / "out", CONFIGS["rtn"], progress=False)
+
+
+@pytest.mark.parametrize("config", [QuantizationConfig.choose("rtn", group_size=-1), CONFIGS["int8, int8 head"]])
+@pytest.mark.parametrize("sizes", [{"hidden_size": 12, "head_dim": 8}, {"intermediate_size": 100}])
+def test_sizes_that_the_kernels_cannot_read_are_named_before_anything_runs(config, sizes, tmp_path, tiny_hf):
+    """Whole rows suit any size, and the folder would be one that nothing can load."""
+    tiny_hf("llama", **sizes).save_pretrained(tmp_path / "source")
+    with pytest.raises(InvalidArgumentError, match="inputs, and the kernels for quantised weights read 8 at once"):
+        quantize_model(tmp_path / "source", tmp_path / "out", config, progress=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]

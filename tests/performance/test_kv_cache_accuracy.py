@@ -51,3 +51,9 @@ def test_the_exact_side_is_the_models_own_and_the_other_lies_near(llm: LLM) -> N
 def test_texts_that_say_nothing_or_do_not_fit(llm: LLM, texts: list[list[int]]) -> None:
     with pytest.raises(InvalidArgumentError, match=r"^texts has .*: give at least one, each of 2 to 15 tokens\.$"):
         compare_kv_caches(llm, texts)
+
+
+def test_blocks_of_no_tokens_are_refused(llm: LLM) -> None:
+    """Once a division by zero."""
+    with pytest.raises(InvalidArgumentError, match="block_size is 0; give a whole number from 1"):
+        compare_kv_caches(llm, TEXTS, block_size=0)

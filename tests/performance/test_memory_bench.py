@@ -22,7 +22,7 @@ def test_the_command_prints_the_table_and_writes_it(tmp_path, capsys) -> None:
     assert cli.main(["bench", "memory", *arguments]) == 0
     bench = bench_memory("alpaca", 600, 16_384, 4)
     assert capsys.readouterr().out == format_memory(bench) + "\n"
-    assert json.loads(file.read_text()) == bench.to_json()
+    assert json.loads(file.read_text()).items() >= bench.to_json().items()
     assert bench.to_json()["rows"][0]["memory"] == "paged, scattered, block_size 4"
 
 

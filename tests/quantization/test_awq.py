@@ -128,3 +128,34 @@ def test_what_does_not_fit_is_refused():
         search_scales(weight, torch.eye(32), torch.ones(8), group_size=16)
     with pytest.raises(InvalidArgumentError, match="group_size=5 does not divide the 32 inputs"):
         search_clip(weight, torch.eye(32), group_size=5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"hessian": torch.full((16, 16), torch.nan)}, "hessian holds NaN or infinity"),
+        ({"hessian": torch.eye(16, dtype=torch.float64) * 1e300}, "hessian holds NaN or infinity"),  # in float32
+        ({"magnitudes": torch.full((16,), torch.inf)}, "magnitudes holds NaN or infinity"),
+        ({"steps": 0}, "steps=0 is not valid"),
+        ({"source": torch.zeros(3, dtype=torch.int64)}, r"source has dtype torch\.int64 and shape \[3\]"),
+        ({"source": torch.full((16,), -1)}, "source has dtype"),
+    ],
+)
+def test_searches_of_scales_that_cannot_work_are_refused(changes, words):
+    good = {"weight": torch.ones(4, 16), "hessian": torch.eye(16), "magnitudes": torch.ones(16), "group_size": 8}
+    search_scales(**good)
+    with pytest.raises(InvalidArgumentError, match=words):
+        search_scales(**{**good, **changes})
+
+
+@pytest.mark.parametrize(
+    ("limit", "words"),
+    [
+        (torch.ones(3), r"limit has shape \[3\]"),
+        (torch.ones(4, 3), r"limit has shape \[4, 3\]: for a weight \[4, 16\]"),
+        (torch.full((4, 2), torch.nan), "needs a scale of nan"),
+    ],
+)
+def test_limits_that_fit_no_weight_are_refused(limit, words):
+    with pytest.raises(InvalidArgumentError, match=words):
+        quantize_clipped(torch.ones(4, 16), limit)

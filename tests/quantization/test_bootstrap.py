@@ -80,3 +80,9 @@ def test_it_is_read_as_a_percentage():
 def test_what_cannot_work_is_refused(arguments, words):
     with pytest.raises(InvalidArgumentError, match=words):
         perplexity_change(**{"nlls": torch.zeros(10), "reference_nlls": torch.zeros(10), "block": 2, **arguments})
+
+
+@pytest.mark.parametrize("arguments", [{"seed": 2**70}, {"seed": 1.5}, {"confidence": "0.9"}])
+def test_a_seed_and_a_confidence_of_another_kind_are_refused(arguments):
+    with pytest.raises(InvalidArgumentError, match=r"(seed|confidence)=.* is not valid"):
+        perplexity_change(torch.ones(600), torch.ones(600), **arguments)

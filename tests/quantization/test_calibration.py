@@ -219,6 +219,8 @@ def test_a_whole_row_may_share_a_scale():
         (IDS, {"bits": 6}, "bits=6 is not valid"),
         (IDS, {"group_size": 24}, r"24 does not divide the 32 inputs of model\.layers\.0\.self_attn\.q_proj"),
         (IDS, {"group_size": 32, "method": "awq", "act_order": True}, "act_order=True has no meaning for method='awq'"),
+        (IDS, {"method": "awq", "min_zero": 1}, "min_zero=1 is not for method='awq'"),
+        (IDS, {"min_zero": -1}, "min_zero=-1 is not valid"),
         (IDS, {"start": 4}, "start=4 is not valid: give a layer from 0 to 3"),
         (IDS, {"damping": -1}, "damping=-1 is not valid"),
         (None, {}, "calibration_ids is None, and method='gptq' needs text"),

@@ -11,7 +11,6 @@ from safetensors.torch import load_file, save_file
 
 from vllm_teach.errors import InvalidArgumentError, ModelLoadError, ModelNotFoundError
 from vllm_teach.quantization.checkpoint import QuantizedCheckpoint, pack_weight, read_quantized
-from vllm_teach.quantization.gptq_format import raise_zeros
 from vllm_teach.quantization.quantization_config import QuantizationConfig
 from vllm_teach.quantization.quantized_weight import QuantizedWeight
 
@@ -31,11 +30,11 @@ def random_weight(config: QuantizationConfig, out: int = 32, inputs: int = 64, s
     draw = torch.Generator().manual_seed(seed)
     groups, top = inputs // (config.group_size or inputs), 2**config.bits
     codes = torch.randint(top, (out, inputs), dtype=torch.uint8, generator=draw)
-    zeros = torch.randint(top, (out, groups), dtype=torch.uint8, generator=draw)
-    zeros[0], zeros[1] = 0, top - 1
+    least = int(config.layout == "gptq")  # version 1 stores no zero of 0
+    zeros = torch.randint(least, top, (out, groups), dtype=torch.uint8, generator=draw)
+    zeros[0], zeros[1] = least, top - 1
     order = (torch.randperm(inputs, generator=draw) * groups // inputs).int() if config.act_order else None
-    weight = QuantizedWeight(codes, torch.rand(out, groups, generator=draw).half() + 0.01, zeros, config.bits, order)
-    return raise_zeros(weight)[0] if config.layout == "gptq" else weight
+    return QuantizedWeight(codes, torch.rand(out, groups, generator=draw).half() + 0.01, zeros, config.bits, order)
 
 
 def write(folder: Path, config: QuantizationConfig, weight: QuantizedWeight, module: str = MODULE) -> Path:
@@ -211,3 +210,22 @@ def test_a_file_that_is_cut_or_missing_is_named(tmp_path):
 def test_a_weight_that_the_layout_cannot_hold_is_refused():
     with pytest.raises(InvalidArgumentError, match="output channels"):
         pack_weight(MODULE, random_weight(CONFIGS["awq"], out=12), CONFIGS["awq"])
+
+
+def test_an_order_that_the_config_speaks_of_and_no_file_has_is_missed(tmp_path):
+    """Taken for runs, its groups would give other weights, and no error."""
+    config = QuantizationConfig("gptq", 4, 16, "gptq", act_order=True)
+    folder = write(tmp_path, config, random_weight(config))
+    tensors = load_file(folder / "model.safetensors")
+    for change in ({}, {f"{MODULE}.g_idx": torch.empty(0, dtype=torch.int32)}):
+        save_file({**{k: v for k, v in tensors.items() if "g_idx" not in k}, **change}, folder / "model.safetensors")
+        with pytest.raises(ModelLoadError, match="g_idx is missing, and the config says desc_act"):
+            read_quantized(folder, MODULE)
+
+
+def test_a_config_that_speaks_of_quantised_weights_where_none_are(tmp_path):
+    config = CONFIGS["awq"]
+    write(tmp_path, config, random_weight(config))
+    save_file({"model.norm.weight": torch.ones(4)}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelLoadError, match="quantised by 'awq', its config says, but none of its tensors is"):
+        QuantizedCheckpoint(tmp_path)

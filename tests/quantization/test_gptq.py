@@ -168,3 +168,37 @@ def test_the_arguments_are_left_as_they_are():
     quantize_gptq(weight, hessian, group_size=8)
     assert torch.equal(weight, before[0])
     assert torch.equal(hessian, before[1])
+
+
+@pytest.mark.parametrize("act_order", [False, True])
+def test_no_zero_of_0_where_a_format_has_none(act_order):
+    """Of weights that are all positive, and so have a zero of 0 otherwise."""
+    weight, hessian = problem(8, 32)
+    plain, raised = (
+        quantize_gptq(weight.abs(), hessian, 3, group_size=8, act_order=act_order, min_zero=least) for least in (0, 1)
+    )
+    assert (plain.zeros == 0).any()
+    assert (raised.zeros >= 1).all()
+    rounded = quantize_rtn(weight.abs(), 3, group_size=8, min_zero=1)
+    errors = [mean_square(each.dequantize(torch.float64) - weight.abs(), hessian) for each in (raised, rounded)]
+    assert errors[0] < errors[1]
+
+
+@pytest.mark.parametrize(
+    ("hessian", "damping"),
+    [
+        (torch.eye(8) + 1e308 * (1 - torch.eye(8, dtype=torch.float64)), 0.01),
+        (torch.full((8, 8), 1e308, dtype=torch.float64), 0.01),  # whose mean overflows
+        (torch.eye(8, dtype=torch.float64) * 1e300, 0.01),  # whose inverse is 0 in float32
+        (torch.eye(8, dtype=torch.float64), 1e308),
+    ],
+)
+def test_a_hessian_that_no_damping_mends_is_refused(hessian, damping):
+    with pytest.raises(InvalidArgumentError, match="no damping makes it invertible"):
+        invert_hessian(hessian * torch.ones(()), damping)
+
+
+@pytest.mark.parametrize(("damping", "hessian"), [(10**400, torch.eye(8)), (0.01, torch.zeros(0, 0))])
+def test_a_damping_beyond_floats_and_a_hessian_of_nothing_are_refused(damping, hessian):
+    with pytest.raises(InvalidArgumentError, match=r"damping=1000|hessian has dtype"):
+        invert_hessian(hessian, damping)

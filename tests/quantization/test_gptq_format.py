@@ -2,17 +2,24 @@ import pytest
 import torch
 
 from vllm_teach.errors import InvalidArgumentError
-from vllm_teach.quantization.gptq_format import pack_gptq, raise_zeros, unpack_gptq
+from vllm_teach.quantization.gptq_format import pack_gptq, unpack_gptq
 from vllm_teach.quantization.quantized_weight import BITS, QuantizedWeight
 
 
 def random_weight(
-    out: int = 64, inputs: int = 96, groups: int = 3, bits: int = 4, *, act_order: bool = False, seed: int = 0
+    out: int = 64,
+    inputs: int = 96,
+    groups: int = 3,
+    bits: int = 4,
+    *,
+    act_order: bool = False,
+    seed: int = 0,
+    min_zero: int = 1,
 ) -> QuantizedWeight:
     draw = torch.Generator().manual_seed(seed)
     codes = torch.randint(2**bits, (out, inputs), dtype=torch.uint8, generator=draw)
-    zeros = torch.randint(2**bits, (out, groups), dtype=torch.uint8, generator=draw)
-    zeros[:4, 0] = torch.tensor([0, 2**bits - 1, 0, 1], dtype=torch.uint8)
+    zeros = torch.randint(min_zero, 2**bits, (out, groups), dtype=torch.uint8, generator=draw)
+    zeros[:4, 0] = torch.tensor([min_zero, 2**bits - 1, min_zero, 1], dtype=torch.uint8)
     order = (torch.randperm(inputs, generator=draw) * groups // inputs).int() if act_order else None
     return QuantizedWeight(codes, torch.rand(out, groups, generator=draw).half() + 0.01, zeros, bits, order)
 
@@ -26,9 +33,7 @@ def same(one: QuantizedWeight, other: QuantizedWeight) -> bool:
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("version", [1, 2])
 def test_round_trip_is_exact(bits, version, act_order):
-    weight = random_weight(bits=bits, act_order=act_order, seed=bits)
-    if version == 1:
-        weight, _ = raise_zeros(weight)
+    weight = random_weight(bits=bits, act_order=act_order, seed=bits, min_zero=int(version == 1))
     tensors = pack_gptq(weight, version)
     assert {name: (tuple(t.shape), t.dtype) for name, t in tensors.items()} == {
         "qweight": ((96 * bits // 32, 64), torch.int32),
@@ -56,7 +61,7 @@ def test_four_bits_lie_eight_inputs_to_a_word_from_the_lowest_nibble():
 
 def test_three_bits_lie_as_the_published_packer_lays_them():
     """32 codes in three words: ten, one that crosses (2 + 1 bits), ten, one that crosses (1 + 2 bits), ten."""
-    weight, _ = raise_zeros(random_weight(out=32, inputs=32, groups=1, bits=3))
+    weight = random_weight(out=32, inputs=32, groups=1, bits=3)
     for o, code in enumerate(weight.codes.tolist()):
         words = [0, 0, 0]
         for j in range(10):
@@ -73,29 +78,13 @@ def test_three_bits_lie_as_the_published_packer_lays_them():
 @pytest.mark.parametrize("bits", BITS)
 def test_a_zero_of_0_has_no_place_in_version_1_and_is_never_written(bits):
     with pytest.raises(InvalidArgumentError, match="zeros holds 0"):
-        pack_gptq(random_weight(bits=bits))
-
-
-@pytest.mark.parametrize("bits", BITS)
-def test_raised_zeros_keep_all_values_but_those_of_the_largest_code(bits):
-    weight = random_weight(bits=bits, seed=3)
-    weight.codes[0, 0] = 2**bits - 1  # its group's zero is 0
-    raised, changed = raise_zeros(weight)
-    assert int(raised.zeros.min()) == 1
-    stuck = (weight.zeros == 0)[:, weight.groups()] & (weight.codes == 2**bits - 1)
-    assert changed == int(stuck.sum()) > 0
-    before, after = weight.dequantize(torch.float64), raised.dequantize(torch.float64)
-    assert torch.equal(before[~stuck], after[~stuck])
-    step = weight.scales.double()[:, weight.groups()]
-    torch.testing.assert_close((before - after)[stuck], step[stuck], rtol=1e-6, atol=0)
-    again, changed = raise_zeros(raised)
-    assert (same(again, raised), changed) == (True, 0)
+        pack_gptq(random_weight(bits=bits, min_zero=0))
 
 
 @pytest.mark.parametrize("bits", BITS)
 def test_what_another_writer_spilt_is_masked(bits):
     """A zero of 0 written as -1 sets all bits from its place on: it reads as 0, whatever becomes of its neighbours."""
-    weight, _ = raise_zeros(random_weight(bits=bits, groups=1))
+    weight = random_weight(bits=bits, groups=1)
     tensors = pack_gptq(weight)
     tensors["qzeros"][0, -bits:] = -1
     back = unpack_gptq(tensors, bits)
@@ -105,14 +94,14 @@ def test_what_another_writer_spilt_is_masked(bits):
 
 @pytest.mark.parametrize(("out", "inputs"), [(63, 96), (64, 40), (8, 8)])
 def test_odd_shapes_are_refused(out, inputs):
-    weight, _ = raise_zeros(random_weight(out=out, inputs=inputs, groups=1))
+    weight = random_weight(out=out, inputs=inputs, groups=1)
     with pytest.raises(InvalidArgumentError, match=rf"shape \[{out}, {inputs}\].*multiples of 32"):
         pack_gptq(weight)
 
 
 @pytest.mark.parametrize("name", ["qweight", "qzeros", "scales"])
 def test_tensors_that_do_not_fit_together_are_refused(name):
-    tensors = pack_gptq(raise_zeros(random_weight())[0])
+    tensors = pack_gptq(random_weight())
     tensors[name] = tensors[name][:, :-1]
     with pytest.raises(InvalidArgumentError, match="they must be"):
         unpack_gptq(tensors, 4)
@@ -120,13 +109,13 @@ def test_tensors_that_do_not_fit_together_are_refused(name):
 
 @pytest.mark.parametrize("order", [[0] * 95, [3] + [0] * 95, [-1] + [0] * 95])
 def test_an_order_that_names_no_group_is_refused(order):
-    tensors = pack_gptq(raise_zeros(random_weight())[0])
+    tensors = pack_gptq(random_weight())
     with pytest.raises(InvalidArgumentError, match="g_idx has shape"):
         unpack_gptq({**tensors, "g_idx": torch.tensor(order, dtype=torch.int32)}, 4)
 
 
 def test_without_an_order_groups_are_runs_of_inputs():
-    weight, _ = raise_zeros(random_weight())
+    weight = random_weight()
     tensors = pack_gptq(weight)
     del tensors["g_idx"]
     assert same(unpack_gptq(tensors, 4), weight)

@@ -42,3 +42,15 @@ def test_refusals():
     with pytest.raises(InvalidArgumentError, match="NaN or infinity"):
         hessian.add(torch.tensor([[0.0, torch.inf, 0.0]]))
     assert hessian.tokens == 0
+
+
+@pytest.mark.parametrize("inputs", [torch.tensor(1.0), torch.full((2, 4), 1e25)])
+def test_a_number_and_inputs_whose_squares_overflow_are_refused(inputs):
+    with pytest.raises(InvalidArgumentError, match=r"inputs has shape|numbers whose squares are"):
+        Hessian(4).add(inputs)
+
+
+@pytest.mark.parametrize("size", [0, -1, 2.5])
+def test_a_size_that_no_layer_has_is_refused(size):
+    with pytest.raises(InvalidArgumentError, match=f"in_features={size} is not valid"):
+        Hessian(size)

@@ -102,11 +102,12 @@ def test_the_head_has_bits_and_groups_of_its_own():
     ("arguments", "complaint"),
     [
         ({"method": "nf4"}, "method='nf4'"),
-        ({"method": "gptq", "bits": 5}, "bits for the layout 'gptq'=5"),
+        ({"method": "gptq", "bits": 5}, "bits=5 is not valid for the layout 'gptq': use 2 or 3 or 4 or 8"),
+        ({"method": "gptq", "bits": 4.0}, "bits=4.0 is not valid"),
         ({"method": "int8", "bits": 4}, "bits=4 is not valid for the method 'int8'"),
         ({"method": "rtn", "group_size": 0}, "group_size=0"),
         ({"method": "rtn", "group_size": 64.0}, "group_size=64.0"),
-        ({"method": "awq", "head_bits": 4}, "head_bits for the layout 'vllm_teach'=4"),
+        ({"method": "awq", "head_bits": 4}, "head_bits=4 is not valid for the layout 'vllm_teach': use 8 or 16"),
         ({"method": "awq", "act_order": True}, "act_order=True"),
     ],
 )
@@ -116,9 +117,9 @@ def test_values_that_do_not_go_together_are_refused(arguments, complaint):
 
 
 def test_a_layout_that_cannot_hold_it_is_refused():
-    with pytest.raises(InvalidArgumentError, match="bits for the layout 'awq'=3"):
+    with pytest.raises(InvalidArgumentError, match="bits=3 is not valid for the layout 'awq': use 4"):
         QuantizationConfig("awq", bits=3, layout="awq")
-    with pytest.raises(InvalidArgumentError, match="head_bits for the layout 'gptq'=8"):
+    with pytest.raises(InvalidArgumentError, match="head_bits=8 is not valid for the layout 'gptq': use 16"):
         QuantizationConfig("gptq", layout="gptq", head_bits=8)
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_teach.errors import InvalidArgumentError
-from vllm_teach.quantization.rounding import check_group_size, quantize_rtn
+from vllm_teach.quantization.rounding import check_group_size, choose_grid, quantize_rtn
 
 BITS = (2, 3, 4, 8)
 
@@ -63,6 +63,22 @@ def test_grids_reach_from_the_smallest_to_the_largest_weight(granularity, size, 
             assert quantized.zeros[row, group].item() == zero
 
 
+@pytest.mark.parametrize("bits", BITS)
+def test_a_grid_without_a_zero_of_0_still_reaches_the_largest_weight(bits):
+    weight = random_weight(seed=1)
+    weight[:, :8] = weight[:, :8].abs()  # a grid with a zero of 0
+    weight[0, 8:16] = 0
+    plain, raised = (quantize_rtn(weight, bits, group_size=8, min_zero=least) for least in (0, 1))
+    assert (plain.zeros[:, 0] == 0).all()
+    assert raised.zeros.min() == 1
+    steps = weight[:, :8].amax(1).double() / (2**bits - 2)  # one code is below 0
+    torch.testing.assert_close(raised.scales[:, 0].double(), steps, rtol=2**-10, atol=0)
+    assert (raised.codes[:, :8].amax(1) == 2**bits - 1).all()
+    nearest = (points(raised) - weight.double()[..., None]).abs().amin(-1)
+    torch.testing.assert_close((raised.dequantize(torch.float64) - weight.double()).abs(), nearest, rtol=0, atol=1e-7)
+    assert (raised.dequantize()[0, 8:16] == 0).all()
+
+
 @given(st.integers(0, 2**32 - 1), st.sampled_from(BITS), st.booleans(), st.floats(1e-4, 1e3))
 @settings(max_examples=60, deadline=None)
 def test_no_weight_moves_by_more_than_its_step(seed, bits, symmetric, size):
@@ -96,6 +112,8 @@ def test_a_float64_weight_and_a_bfloat16_one_are_taken_as_they_are():
         ({"group_size": 0}, "group_size=0 does not divide"),
         ({"group_size": True}, "group_size=True does not divide"),
         ({"bits": 5}, "bits=5 is not valid: use one of 2, 3, 4, 8"),
+        ({"bits": 4.0}, "bits=4.0 is not valid"),
+        ({"min_zero": 2}, "min_zero=2 is not valid: use 0, or 1"),
         ({"granularity": "row"}, "granularity='row' is not valid: use one of 'group', 'channel', 'tensor'"),
     ],
 )
@@ -124,3 +142,11 @@ def test_no_group_size_means_the_whole_row():
     assert quantize_rtn(random_weight(), group_size=None).num_groups == 1
     with pytest.raises(InvalidArgumentError, match=r"7 inputs of model\.x: use one of 7"):
         check_group_size(7, 2, "model.x")
+
+
+def test_a_range_or_a_weight_without_numbers_is_refused():
+    nothing = torch.full((2, 2), torch.nan)
+    with pytest.raises(InvalidArgumentError, match="needs a scale of nan"):
+        choose_grid(nothing, nothing, 4, symmetric=False)
+    with pytest.raises(InvalidArgumentError, match="on meta: give floating-point numbers"):
+        quantize_rtn(torch.ones(4, 64, device="meta"))

@@ -69,3 +69,20 @@ def test_a_file_that_cannot_be_read_is_named(content, tokenizer, tmp_path):
         file.write_bytes(content)
     with pytest.raises(InvalidArgumentError, match=r"calibration=.*text\.txt.*'builtin'"):
         calibration_ids(file, tokenizer, samples=1, length=4)
+
+
+def test_an_empty_file_and_a_single_token(tmp_path):
+    (tmp_path / "text").write_text("")
+    with pytest.raises(InvalidArgumentError, match="give more text, or ask for shorter samples"):
+        calibration_ids(tmp_path / "text", load_tokenizer(resolve_model("tiny")))
+
+
+@pytest.mark.parametrize(
+    "sizes", [{"samples": 0}, {"length": 0}, {"samples": 10**30}, {"length": 10**30}, {"seed": 2**70}]
+)
+def test_sizes_and_seeds_that_cannot_be(sizes, tmp_path):
+    (tmp_path / "text").write_text("some text " * 50)
+    with pytest.raises(InvalidArgumentError, match=r"(samples|length|seed|calibration)="):
+        calibration_ids(
+            tmp_path / "text", load_tokenizer(resolve_model("tiny")), **{"samples": 1, "length": 8, **sizes}
+        )

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from typing import NamedTuple, Unpack
 
 import torch
 
 from vllm_teach.attention.layout import Layout, Paged, check_layout
-from vllm_teach.attention.patterns.band import as_band
-from vllm_teach.attention.patterns.base import Pattern
-from vllm_teach.attention.patterns.last_rows import last_rows
-from vllm_teach.attention.patterns.tile_csr import TileCsr, tile_csr
 from vllm_teach.attention.shapes import AttentionShape
 from vllm_teach.attention.variant import Variant, VariantArguments
 from vllm_teach.backends.call import check_call
+from vllm_teach.backends.cpu_mask import kernel_mask
 from vllm_teach.backends.packed import is_packed, stand_ins
 from vllm_teach.backends.spec import AttentionSpec
 from vllm_teach.errors import InvalidArgumentError
@@ -138,7 +134,8 @@ class _Prepared:
         self._lse_shape = (shape.batch, shape.q_heads, shape.q_len) if layout is None else (shape.q_heads, len(q))
         out, lse = self._new_out(q), self.new_lse()
         places = _places(q, k, v, out, lse, layout, shape)
-        mask = _mask(variant.pattern, places, shape.group, layout)
+        lengths = [(place.q_len, place.kv_len) for place in places]
+        mask = kernel_mask(variant.pattern, lengths, shape.group, together=layout is not None)
         slope_step = shape.q_heads if slopes is not None and slopes.dim() == 2 else 0
         rows = []
         for index, place in enumerate(places):
@@ -202,64 +199,6 @@ class _Prepared:
 def _likeness(*tensors: torch.Tensor) -> tuple[tuple[object, ...], ...]:
     """Return the dtype, shape and strides of each: tensors that are alike in them can stand for one another."""
     return tuple((tensor.dtype, tuple(tensor.shape), tensor.stride()) for tensor in tensors)
-
-
-class _Mask(NamedTuple):
-    """The variant's pattern as the kernel wants it: a band, or the tile list that each sequence goes by."""
-
-    left: int
-    right: int
-    tile_q: int = 0
-    lists: ctypes.Array[kernel.TileList] | None = None
-    list_of: list[int] | None = None  # for each sequence, which of the lists
-    memory: tuple[TileCsr, ...] = ()  # keeps alive what the lists point to
-
-
-def _mask(pattern: Pattern | None, places: list[_Place], group: int, layout: Layout | None) -> _Mask:
-    if pattern is None:
-        return _Mask(kernel.UNLIMITED, kernel.UNLIMITED)
-    if (band := as_band(pattern)) is None:
-        # The lengths of a dense batch come again, and their tiles are remembered.
-        return _tile_lists(pattern, places, group, together=layout is not None)
-    left, right = (kernel.UNLIMITED if side == -1 else min(side, kernel.UNLIMITED) for side in band)
-    return _Mask(left, right)
-
-
-def _tile_lists(pattern: Pattern, places: list[_Place], group: int, together: bool) -> _Mask:
-    """Return one list of tiles for each pair of lengths that occurs; with `together`, one for all single queries."""
-    # A power of two, so that the tiles fit into the blocks of block-sparse patterns; some 256 rows with all heads.
-    tile_q = 1 << max(4, (256 // group).bit_length() - 1)
-    list_of = [0] * len(places)
-    lists: list[kernel.TileList] = []
-    memory: list[TileCsr] = []
-    alone: dict[tuple[int, int], list[int]] = {}  # (q_len, kv_len) -> the sequences of these lengths
-    decoding: list[int] = []
-    for index, place in enumerate(places):
-        if together and place.q_len == 1:
-            decoding.append(index)
-        else:
-            alone.setdefault((place.q_len, place.kv_len), []).append(index)
-    if not alone:
-        tile_q = 1
-    if decoding:
-        memory.append(last_rows(pattern, [places[index].kv_len for index in decoding], tile_q, kernel.TILE_KEYS))
-        for row, index in enumerate(decoding):
-            list_of[index] = row
-            lists.append(_list(memory[0], row))
-    for lengths, indices in alone.items():
-        for index in indices:
-            list_of[index] = len(lists)
-        memory.append(tile_csr(pattern, *lengths, tile_q, kernel.TILE_KEYS))
-        lists.append(_list(memory[-1]))
-    return _Mask(
-        kernel.UNLIMITED, kernel.UNLIMITED, tile_q, (kernel.TileList * len(lists))(*lists), list_of, tuple(memory)
-    )
-
-
-def _list(csr: TileCsr, first_row: int = 0) -> kernel.TileList:
-    """Return the pointers of `csr` for a sequence whose first tile of queries is row `first_row`."""
-    row_ptr = csr.row_ptr.data_ptr() + first_row * csr.row_ptr.element_size()
-    return kernel.TileList(row_ptr, csr.k_tile.data_ptr(), csr.mask_index.data_ptr(), csr.masks.data_ptr())
 
 
 def _places(

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -169,6 +170,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         try:
             arguments = build_parser().parse_args(argv)
+            arguments.command_line = shlex.join(["vllm-teach", *(sys.argv[1:] if argv is None else argv)])
             arguments.run(arguments)
         finally:
             write("", end="")  # argparse leaves --help in the buffer

@@ -1,4 +1,4 @@
-"""`vllm-teach bench WHAT`: each measures, prints its table, and writes its figures with `--json`."""
+"""`vllm-teach bench WHAT`: each measures, prints its table, and with `--json` writes its figures and the command."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _measured(
         result, text = measure(arguments)
         write(text(result))
         if arguments.json:
-            write_json(arguments.json, result.to_json())
+            write_json(arguments.json, {**result.to_json(), "command": arguments.command_line})
 
     return run
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm.auto import tqdm
 
 from vllm_teach.attention.patterns import Pattern
 from vllm_teach.engine.beam_params import BeamSearchOutput, BeamSearchParams
@@ -16,16 +14,16 @@ from vllm_teach.engine.beam_search import search_beams
 from vllm_teach.engine.config import EngineConfig
 from vllm_teach.engine.device import choose_device, choose_dtype
 from vllm_teach.engine.failure import shown
-from vllm_teach.engine.field_checks import check_choice
 from vllm_teach.engine.limits import check_limits, check_quantization
 from vllm_teach.engine.llm_engine import LLMEngine
+from vllm_teach.engine.offline import progress_bar, run_all
 from vllm_teach.engine.outputs import RequestOutput
 from vllm_teach.engine.preemption import PreemptionCosts
 from vllm_teach.engine.prompts import Conversation, Prompt, list_conversations, list_prompts, render_chat
 from vllm_teach.engine.request import Request
 from vllm_teach.engine.sampling_params import SamplingParams
 from vllm_teach.engine.tokenizer_protocol import EngineTokenizer
-from vllm_teach.errors import InvalidArgumentError, VllmTeachError
+from vllm_teach.errors import InvalidArgumentError
 from vllm_teach.models.language_model import LanguageModel
 from vllm_teach.models.load import load_config, load_model
 from vllm_teach.models.resolve import resolve_model
@@ -171,7 +169,15 @@ class LLM:
         cache.
         """
         items = list_prompts(prompts)
-        return self._run("prompts", items, _as_it_is, sampling_params, use_tqdm, on_error, priority)
+        return run_all(
+            self.engine,
+            "prompts",
+            items,
+            sampling_params=sampling_params,
+            priority=priority,
+            use_tqdm=use_tqdm,
+            on_error=on_error,
+        )
 
     def chat(
         self,
@@ -187,7 +193,15 @@ class LLM:
         model's chat template refuses, is treated as `generate` treats a bad prompt.
         """
         conversations = list_conversations(messages)
-        return self._run("messages", conversations, self.chat_prompt, sampling_params, use_tqdm, on_error)
+        return run_all(
+            self.engine,
+            "messages",
+            conversations,
+            render=self.chat_prompt,
+            sampling_params=sampling_params,
+            use_tqdm=use_tqdm,
+            on_error=on_error,
+        )
 
     def beam_search(
         self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, use_tqdm: bool = True
@@ -198,7 +212,7 @@ class LLM:
         EngineError while requests are in the engine.
         """
         chosen = list_prompts(prompts)
-        with _progress_bar(len(chosen), "prompts", use_tqdm) as bar:
+        with progress_bar(len(chosen), "prompts", use_tqdm) as bar:
             return search_beams(self.engine, chosen, params, lambda search: bar.update(search.num_finished - bar.n))
 
     def chat_prompt(self, messages: Conversation) -> Prompt:
@@ -240,76 +254,3 @@ class LLM:
         finally:
             if request is not None:
                 self.engine.abort(request)
-
-    def _run(
-        self,
-        kind: str,
-        items: Sequence[Any],
-        render: Callable[[Any], Prompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-        use_tqdm: bool,
-        on_error: str,
-        priority: Sequence[int] | None = None,
-    ) -> list[RequestOutput]:
-        """Queue each item's prompt and step until all ended; whatever interrupts that, none stays in the engine."""
-        check_choice("on_error", on_error, ("raise", "return"))
-        params = _one_each(sampling_params, len(items))
-        priorities = [0] * len(items) if priority is None else priority
-        if not isinstance(priorities, list | tuple) or len(priorities) != len(items):
-            raise InvalidArgumentError(
-                f"priority={shown(priority)} is not valid: give a list with a number for each of {len(items)} prompts."
-            )
-        refused: dict[int, RequestOutput] = {}
-        requests: dict[int, Request] = {}
-        # Leaving the block calls every abort, also when one of them is interrupted. Other threads stay out until then.
-        with self.engine.exclusive.one_thread(), ExitStack() as cleanup:
-            for index, item in enumerate(items):
-                try:
-                    with self.engine.exclusive.hold():  # a Ctrl-C comes when the abort is registered
-                        name = self.engine.add_request(render(item), params[index], priority=priorities[index])
-                        request = self.engine.get_request(name)
-                        cleanup.callback(self.engine.abort, request)
-                        requests[index] = request
-                except VllmTeachError as error:
-                    named = type(error)(f"{kind}[{index}]: {error}")
-                    if on_error == "raise":
-                        raise named from error
-                    text = item if isinstance(item, str) else None
-                    refused[index] = RequestOutput(f"{kind}[{index}]", text, [], finished=True, error=named)
-            self._step_until_done(list(requests.values()), use_tqdm, on_error)
-        return [refused[index] if index in refused else requests[index].output() for index in range(len(items))]
-
-    def _step_until_done(self, requests: list[Request], use_tqdm: bool, on_error: str) -> None:
-        with _progress_bar(len(requests), "requests", use_tqdm) as bar:
-            while not all(request.finished for request in requests):
-                self.engine.step()
-                newly = sum(request.finished for request in requests) - bar.n
-                if newly:
-                    bar.update(newly)
-                failed = next((each.error for each in requests if each.error is not None), None)
-                if failed is not None and on_error == "raise":
-                    raise failed
-
-
-def _progress_bar(total: int, what: str, shown: bool) -> tqdm:
-    """Return a bar for `total` of `what`; saying disable=False would overrule the environment's TQDM_DISABLE."""
-    quiet: dict[str, Any] = {} if shown else {"disable": True}
-    return tqdm(total=total, desc=what, **quiet)
-
-
-def _as_it_is(prompt: Prompt) -> Prompt:
-    return prompt
-
-
-def _one_each(sampling_params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
-    if sampling_params is None or isinstance(sampling_params, SamplingParams):
-        return [sampling_params or SamplingParams()] * count
-    if not isinstance(sampling_params, list | tuple):
-        raise InvalidArgumentError(
-            f"sampling_params is of type {type(sampling_params).__name__}, which is not valid: use SamplingParams."
-        )
-    if len(sampling_params) != count:
-        raise InvalidArgumentError(
-            f"sampling_params has {len(sampling_params)} entries for {count} prompts: give one, or one for each."
-        )
-    return list(sampling_params)

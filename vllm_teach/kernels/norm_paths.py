@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.nn import Parameter
 
 from vllm_teach.errors import MissingDependencyError
 from vllm_teach.kernels import cpu_norms, plain_norms
@@ -64,6 +65,16 @@ def run(
     return plain_norms.layer_norm(total, weight, bias, eps), total
 
 
+def is_dense(x: object) -> bool:
+    """Return whether `x` is a tensor with strides."""
+    return isinstance(x, Tensor) and x.layout is torch.strided and not x.is_nested
+
+
+def has_memory(x: Tensor) -> bool:
+    """Return whether a kernel finds the numbers of `x` at its address: not those of a subclass, which has its own."""
+    return type(x) in (Tensor, Parameter) and not x._is_zerotensor()
+
+
 def wants_gradient(*tensors: Tensor | None) -> bool:
     """Return whether autograd follows one of `tensors`."""
     return torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors)
@@ -76,6 +87,8 @@ def _no_kernel(kind: str, x: Tensor, others: Iterable[Tensor | None]) -> str | N
     for each in others:
         if each is not None and (each.dtype != x.dtype or each.device != x.device):
             return f"x is {x.dtype} on {x.device}, and another tensor is {each.dtype} on {each.device}."
+    if not all(each is None or has_memory(each) for each in (x, *others)):
+        return "a tensor without numbers in memory (a fake one, or zeros put off) is PyTorch's to compute with."
     if kind == "rms_norm" and wants_gradient(x, *others):
         return "a gradient is asked for, which PyTorch's operations have."
     if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:

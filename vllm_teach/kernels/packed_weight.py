@@ -125,8 +125,14 @@ def unpack(packed: PackedWeight) -> tuple[Tensor, Tensor, Tensor, int, Tensor | 
 def rows(packed: PackedWeight, ids: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return the dequantised rows of `ids`, integers `[n]`: `[n, in_features]`, computed in float32.
 
-    Raises InvalidArgumentError for an id that no row has.
+    Raises InvalidArgumentError for an id that no row has, and for ids that are no row of integers on the weight's
+    device.
     """
+    if ids.dim() != 1 or ids.dtype not in (torch.int32, torch.int64) or ids.device != packed.panels.device:
+        raise InvalidArgumentError(
+            f"ids has shape {list(ids.shape)} and dtype {ids.dtype} on {ids.device}: give int32 or int64 [n] on "
+            f"{packed.panels.device}."
+        )
     if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < packed.out_features:
         raise InvalidArgumentError(
             f"ids has values from {int(ids.min())} to {int(ids.max())}: the matrix has rows 0 to "
@@ -160,10 +166,10 @@ def _first_bit(i: int, bits: int) -> int:
 
 def _sorted_columns(group_of: Tensor, size: int, groups: int) -> Tensor | None:
     """Return the columns in the order of their groups, int64 `[in]`, or None when they already lie so."""
-    if group_of.shape != (size,) or group_of.is_floating_point():
+    if group_of.shape != (size,) or group_of.dtype not in (torch.int32, torch.int64) or group_of.device.type != "cpu":
         raise InvalidArgumentError(
-            f"group_of has shape {list(group_of.shape)} and dtype {group_of.dtype}: give the group of each of {size} "
-            "inputs as an integer."
+            f"group_of has shape {list(group_of.shape)} and dtype {group_of.dtype} on {group_of.device}: give the "
+            f"group of each of {size} inputs as int32 on the CPU."
         )
     columns = torch.argsort(group_of, stable=True)
     if not torch.equal(group_of[columns].long(), torch.arange(size) // (size // groups)):
@@ -172,13 +178,16 @@ def _sorted_columns(group_of: Tensor, size: int, groups: int) -> Tensor | None:
 
 
 def _check_weight(codes: Tensor, scales: Tensor, zeros: Tensor, bits: int) -> None:
-    if bits not in (2, 3, 4, 8):
+    if not isinstance(bits, int) or bits not in (2, 3, 4, 8):
         raise InvalidArgumentError(f"bits={bits!r} is not valid: use 2, 3, 4 or 8.")
     if (codes.dtype, scales.dtype, zeros.dtype) != (torch.uint8, torch.float16, torch.uint8):
         raise InvalidArgumentError(
             f"codes, scales and zeros are {codes.dtype}, {scales.dtype} and {zeros.dtype}: use uint8, float16 and "
             "uint8."
         )
+    for name, tensor in (("codes", codes), ("scales", scales), ("zeros", zeros)):
+        if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+            raise InvalidArgumentError(f"{name} has layout {tensor.layout} on {tensor.device}: give dense CPU tensors.")
     if codes.dim() != 2 or scales.dim() != 2 or len(codes) != len(scales) or zeros.shape != scales.shape:
         raise InvalidArgumentError(
             f"codes has shape {list(codes.shape)}, scales {list(scales.shape)} and zeros {list(zeros.shape)}: they "

@@ -92,22 +92,34 @@ def _product(
             f"x has shape {list(shape)} and dtype {dtype}, the result dtype {out_dtype}: the shape must be "
             f"[tokens, {packed.in_features}], and the dtypes float32, bfloat16 or float16."
         )
+    if x.device != packed.panels.device or x.layout is not torch.strided:
+        raise InvalidArgumentError(
+            f"x has layout {x.layout} on {x.device}, and the weight is on {packed.panels.device}: give a dense tensor "
+            "there."
+        )
     if x.requires_grad and torch.is_grad_enabled():
         raise InvalidArgumentError(
             "x requires a gradient, which a quantised product has not: use torch.no_grad() or the unquantised weight."
         )
     if bias is not None:
-        if bias.shape != (packed.out_features,):
-            raise InvalidArgumentError(f"bias has shape {list(bias.shape)}: use [{packed.out_features}].")
-        bias = bias.detach().float().contiguous()
+        if bias.shape != (packed.out_features,) or not bias.is_floating_point() or bias.device != x.device:
+            raise InvalidArgumentError(
+                f"bias has shape {list(bias.shape)} and dtype {bias.dtype} on {bias.device}: use floating-point "
+                f"numbers [{packed.out_features}] on {x.device}."
+            )
+        bias = bias.detach().float().resolve_neg().contiguous()
+    if gated and packed.out_features % 2:
+        raise InvalidArgumentError(f"packed has {packed.out_features} rows: gate and up must have half of them each.")
     tokens, width = shape[0], packed.out_features // 2 if gated else packed.out_features
     function = _function(packed.stored_bits, isa)
-    if function is None or tokens == 0 or (gated and width % PANEL_ROWS):
+    if function is None or tokens == 0 or (gated and width % PANEL_ROWS) or _seen_by_functorch():
         return _plain(x, packed, bias, gated).to(out_dtype)
     stride, address = x.stride(), x.data_ptr()
     if stride[1] != 1 or x.is_neg() or not address:  # put off negations, and zeros without memory
         x = x.clone(memory_format=torch.contiguous_format)
         stride, address = x.stride(), x.data_ptr()
+        if not address:
+            raise InvalidArgumentError(f"x is a {type(x).__name__} without numbers in memory: give a tensor with them.")
     out = x.new_empty((tokens, width), dtype=out_dtype)
     bias_address = 0 if bias is None else bias.data_ptr()
     types, threads = (_TYPES[dtype], _TYPES[out_dtype]), cpu_library.threads()
@@ -115,6 +127,10 @@ def _product(
     if function(packed.structure, call):
         raise MemoryError("The CPU matmul kernel could not allocate its working memory.")
     return out
+
+
+# Inside of torch.func's transforms a tensor stands for others.
+_seen_by_functorch: Callable[[], bool] = torch._C._are_functorch_transforms_active
 
 
 @lru_cache(maxsize=16)

@@ -43,7 +43,7 @@ class PartialFolder:
         self.output = output
         self.path = output.with_name(f"{output.name}.partial")
         self.parts: list[dict[str, Any]] = []
-        self._identity = json.loads(json.dumps(dict(identity)))
+        self._identity = dict(identity)
         self._lock = FileLock(self.path / _LOCK, timeout=0)
 
     def __enter__(self) -> PartialFolder:
@@ -118,17 +118,7 @@ class PartialFolder:
                 )
             self._write_manifest()
             return
-        try:
-            manifest = json.loads(file.read_text(encoding="utf-8"))
-            found, self.parts = dict(manifest["run"]), list(manifest["parts"])
-        except (ValueError, TypeError, KeyError, OSError) as error:
-            raise ModelLoadError(f"{file} is damaged ({error!r}): delete {self.path} to start again.") from error
-        for name in self._identity.keys() | found.keys():
-            if self._identity.get(name) != found.get(name):
-                raise InvalidArgumentError(
-                    f"{self.path} holds an unfinished run with {name}={found.get(name)!r}, and this one has "
-                    f"{self._identity.get(name)!r}: delete it, or give another output."
-                )
+        self.parts = read_parts(self.path, self._identity)
 
     def _write_manifest(self) -> None:
         self.write_json(f"{MANIFEST}.tmp", {"run": self._identity, "parts": self.parts})
@@ -139,12 +129,34 @@ class PartialFolder:
     def _write_errors(self) -> Iterator[None]:
         try:
             yield
-        except InvalidArgumentError:
-            raise
         except (OSError, SafetensorError) as error:
             raise CacheError(
                 f"output={str(self.output)!r} cannot be written ({error}): make room, or give a folder that can be."
             ) from error
+
+
+def read_parts(folder: Path, identity: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return what was said of each part of `folder`, which the run `identity` is making or has made.
+
+    Raises InvalidArgumentError, naming the difference, when it was another run, and ModelLoadError when its manifest is
+    damaged.
+    """
+    file = folder / MANIFEST
+    try:
+        manifest = json.loads(file.read_text(encoding="utf-8"))
+        found, parts = dict(manifest["run"]), list(manifest["parts"])
+    except FileNotFoundError as error:
+        raise InvalidArgumentError(f"{folder} has no {MANIFEST}, so no run made it: give another folder.") from error
+    except (ValueError, TypeError, KeyError, OSError) as error:
+        raise ModelLoadError(f"{file} is damaged ({error!r}): delete {folder} to start again.") from error
+    wanted = json.loads(json.dumps(dict(identity)))  # as it comes back from a file
+    for name in wanted.keys() | found.keys():
+        if wanted.get(name) != found.get(name):
+            raise InvalidArgumentError(
+                f"{folder} holds a run with {name}={found.get(name)!r}, and this one has {wanted.get(name)!r}: delete "
+                "it, or give another output."
+            )
+    return parts
 
 
 def check_output(output: Path) -> None:

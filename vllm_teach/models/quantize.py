@@ -19,13 +19,14 @@ from vllm_teach.models.config import ModelConfig
 from vllm_teach.models.decoder import Decoder
 from vllm_teach.models.layered import LayeredDecoder
 from vllm_teach.models.load import load_config, load_model
-from vllm_teach.models.partial_folder import PartialFolder
+from vllm_teach.models.partial_folder import PartialFolder, read_parts
 from vllm_teach.models.quantize_summary import QuantizeSummary
-from vllm_teach.models.quantized_files import QuantizedFiles, SourceModel
+from vllm_teach.models.quantized_files import QuantizedFiles, SourceModel, reports_of
 from vllm_teach.models.weight_files import weight_files
 from vllm_teach.quantization.awq_format import check_awq_shape
 from vllm_teach.quantization.calibration import quantize_layers
 from vllm_teach.quantization.gptq_format import check_gptq_shape
+from vllm_teach.quantization.layered_model import LinearReport
 from vllm_teach.quantization.own_format import check_own_shape
 from vllm_teach.quantization.quantization_config import QuantizationConfig, read_config
 from vllm_teach.version import __version__
@@ -49,8 +50,7 @@ def quantize_model(
     "awq" learn from; for the other methods it may be None, and then no errors are measured. Memory: the model once in
     its own dtype, and one layer in float32 beside the calibration's hidden states. `progress` draws a bar over layers.
 
-    A run that breaks off leaves `output`.partial, and the same call goes on from there. GPTQ's version 1 stores no
-    zero of 0: such a group is shifted by a code (`gptq_format.raise_zeros`); the summary counts what that changed.
+    A run that breaks off leaves `output`.partial, and the same call goes on from there, to the same files.
 
     Raises InvalidArgumentError for a `config` that does not suit the model, for calibration ids that are missing or
     unusable, for a model that is quantised already, and for an `output` that is there or belongs to another run;
@@ -66,6 +66,18 @@ def quantize_model(
         summary = _summarise(files, output)
         folder.publish()
     return summary
+
+
+def read_reports(
+    source: Path | str, output: Path | str, config: QuantizationConfig, calibration_ids: Tensor | None = None
+) -> dict[str, LinearReport]:
+    """Return how well the linear layers came through in `output`, which `quantize_model` wrote, called like this.
+
+    Raises InvalidArgumentError, naming the difference, when `output` comes from another call, or none, and
+    ModelLoadError when what it says of itself is damaged.
+    """
+    parts = read_parts(Path(output), _identity(Path(source), config, calibration_ids))
+    return {name: report for part in parts for name, report in reports_of(part).items()}
 
 
 def _quantize_layers(files: QuantizedFiles, ids: Tensor | None, progress: bool) -> None:
@@ -84,6 +96,7 @@ def _quantize_layers(files: QuantizedFiles, ids: Tensor | None, progress: bool) 
         group_size=config.group_size,
         symmetric=config.symmetric,
         act_order=config.act_order,
+        min_zero=1 if config.layout == "gptq" else 0,  # version 1 stores no zero of 0
         start=finished,
         progress=progress,
     )
@@ -92,17 +105,15 @@ def _quantize_layers(files: QuantizedFiles, ids: Tensor | None, progress: bool) 
 
 
 def _summarise(files: QuantizedFiles, output: Path) -> QuantizeSummary:
-    layers = range(files.layers)
-    reports = {name: report for layer in layers for name, report in files.reports(layer).items()}
-    raised = sum(files.folder.parts[layer]["raised_codes"] for layer in layers)
-    return QuantizeSummary(output, files.config, files.describe(), reports, raised)
+    reports = {name: report for layer in range(files.layers) for name, report in files.reports(layer).items()}
+    return QuantizeSummary(output, files.config, files.describe(), reports)
 
 
 def check_quantizable(source: Path, config: QuantizationConfig) -> ModelConfig:
     """Return the shape of the model in `source`.
 
     Raises InvalidArgumentError, naming a layer and what would work, when the model is quantised already or when its
-    matrices do not suit the group size or the layout of `config`.
+    matrices do not suit the group size or the layout of `config`. Otherwise as `load_config`.
     """
     already = read_config(source)
     if already is not None:
@@ -118,6 +129,11 @@ def check_quantizable(source: Path, config: QuantizationConfig) -> ModelConfig:
     }
     common = math.gcd(*(module.in_features for module in linears.values()))
     for name, module in linears.items():
+        if module.in_features % _GROUP_MULTIPLE:
+            raise InvalidArgumentError(
+                f"{name} has {module.in_features} inputs, and the kernels for quantised weights read "
+                f"{_GROUP_MULTIPLE} at once: use a model whose sizes are multiples of {_GROUP_MULTIPLE}."
+            )
         size = config.group_size
         if size is not None and (module.in_features % size or size % _GROUP_MULTIPLE):
             sizes = [each for each in range(_GROUP_MULTIPLE, common + 1, _GROUP_MULTIPLE) if common % each == 0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,25 +17,23 @@ _LAYOUTS = {"awq": "AutoAWQ's", "gptq": "GPTQ's, version 1", "gptq_v2": "GPTQ's,
 class QuantizeSummary:
     """What `quantize_model` did; printing it gives the table of `vllm-teach quantize`.
 
-    `reports` {linear layer: how well it came through}; `raised_codes` counts codes that stand for another value than
-    the method chose, because GPTQ's version 1 stores no zero of 0.
+    `reports` {linear layer: how well it came through}.
     """
 
     folder: Path
     config: QuantizationConfig
     sizes: Sizes
     reports: dict[str, LinearReport]
-    raised_codes: int
 
     @property
     def error(self) -> float | None:
         """The mean over the linear layers of their output's relative square error; None where none was measured."""
-        return _mean([report.error for report in self.reports.values()])
+        return mean_errors(self.reports)[0]
 
     @property
     def rtn_error(self) -> float | None:
         """The same of rounding to nearest."""
-        return _mean([report.rtn_error for report in self.reports.values()])
+        return mean_errors(self.reports)[1]
 
     def _errors(self) -> str:
         own = f"{self.error:.3%} of the mean square on the calibration text, mean over {len(self.reports)} layers"
@@ -55,11 +54,14 @@ class QuantizeSummary:
         ]
         if self.error is not None:
             lines.append(f"  {'output error':<20}{self._errors()}")
-        if self.raised_codes:
-            lines.append(f"  {self.raised_codes} codes lost a step, because GPTQ's version 1 stores no zero of 0.")
         if not config.readable_elsewhere:
             lines.append("  Only vllm_teach reads this layout; other loaders refuse it.")
         return "\n".join(lines)
+
+
+def mean_errors(reports: Mapping[str, LinearReport]) -> tuple[float | None, float | None]:
+    """Return the means of `error` and `rtn_error` over `reports`; None where none was measured."""
+    return _mean([each.error for each in reports.values()]), _mean([each.rtn_error for each in reports.values()])
 
 
 def _change(name: str, before: int, after: int) -> str:

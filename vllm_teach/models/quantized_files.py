@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -16,7 +18,6 @@ from vllm_teach.models.partial_folder import PartialFolder
 from vllm_teach.models.weight_files import INDEX
 from vllm_teach.models.weights import Checkpoint
 from vllm_teach.quantization.checkpoint import pack_weight, unpack_weight
-from vllm_teach.quantization.gptq_format import raise_zeros
 from vllm_teach.quantization.layered_model import LayerResult, LinearReport
 from vllm_teach.quantization.quantization_config import HEAD_MODULES, LEGACY_FILE, QuantizationConfig
 from vllm_teach.quantization.rounding import quantize_rtn
@@ -84,11 +85,7 @@ class QuantizedFiles:
     def save_layer(self, result: LayerResult) -> None:
         """Write the file of a layer: its quantised matrices, and all else of it as `result` changed it."""
         tensors: dict[str, Tensor] = {}
-        raised = 0
         for module, weight in result.weights.items():
-            if self.config.layout == "gptq":
-                weight, codes = raise_zeros(weight)
-                raised += codes
             tensors.update(pack_weight(module, weight, self.config))
         matrices = {f"{module}.weight" for module in result.weights}
         for name in self.source.names:
@@ -96,8 +93,7 @@ class QuantizedFiles:
                 stored = self.source.read(name)
                 tensors[name] = result.tensors.get(name, stored).to(stored.dtype).contiguous()
         reports = {module: asdict(report) for module, report in result.reports.items()}
-        about = {"layer": result.layer, "raised_codes": raised, "reports": reports}
-        self.folder.save_part(self.file_name(result.layer), tensors, about)
+        self.folder.save_part(self.file_name(result.layer), tensors, {"layer": result.layer, "reports": reports})
 
     def read_layer(self, layer: int) -> LayerResult:
         """Return what `save_layer` wrote."""
@@ -113,8 +109,7 @@ class QuantizedFiles:
 
     def reports(self, layer: int) -> dict[str, LinearReport]:
         """Return how well each matrix of a finished layer came through."""
-        reports = self.folder.parts[layer]["reports"]
-        return {module: LinearReport(**report) for module, report in reports.items()}
+        return reports_of(self.folder.parts[layer])
 
     def save_rest(self) -> None:
         """Write the file of what is no layer: embedding and output matrix, as `head_bits` says, and the last norm."""
@@ -162,3 +157,8 @@ class QuantizedFiles:
         self.folder.write_json("config.json", {**config, "quantization_config": about})
         if self.config.layout in ("gptq", "gptq_v2"):
             self.folder.write_json(LEGACY_FILE, about)  # where AutoGPTQ looks first
+
+
+def reports_of(part: Mapping[str, Any]) -> dict[str, LinearReport]:
+    """Return how well each matrix came through, of what the manifest says of a file."""
+    return {module: LinearReport(**report) for module, report in part.get("reports", {}).items()}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vllm_teach.attention.shapes import check_count
 from vllm_teach.engine.limits import kv_bytes_per_token
 from vllm_teach.engine.llm import LLM
 from vllm_teach.engine.sampling_params import SamplingParams
@@ -58,8 +59,10 @@ def compare_kv_caches(
     """Return what `llm`'s model says of the token ids `texts`, each read from its beginning, with both caches.
 
     Each kind runs in an engine of its own with `llm`'s attention backend and pattern, so `llm` itself is left alone.
-    Raises InvalidArgumentError for no text, and for one that has less than two tokens or not fewer than the context.
+    Raises InvalidArgumentError for no text, for one that has less than two tokens or not fewer than the context, and
+    for a `block_size` below 1.
     """
+    check_count("block_size", block_size, 1)
     most = llm.model.config.max_position - 1
     lengths = [len(text) for text in texts]
     if not lengths or not 2 <= min(lengths) <= max(lengths) <= most:

@@ -21,7 +21,8 @@ from vllm_teach.engine.sampling_params import SamplingParams
 from vllm_teach.errors import InvalidArgumentError
 from vllm_teach.models.decoder import Decoder
 from vllm_teach.models.load import load_model
-from vllm_teach.models.quantize import quantize_model
+from vllm_teach.models.quantize import quantize_model, read_reports
+from vllm_teach.models.quantize_summary import mean_errors
 from vllm_teach.models.resolve import resolve_model
 from vllm_teach.models.scoring import decoder_parts
 from vllm_teach.performance.environment import describe_environment
@@ -29,7 +30,7 @@ from vllm_teach.performance.side_by_side import race
 from vllm_teach.performance.timing import Timing
 from vllm_teach.quantization.bootstrap import PerplexityChange, perplexity_change
 from vllm_teach.quantization.linear import QuantizedMatrix
-from vllm_teach.quantization.quantization_config import QuantizationConfig, read_config
+from vllm_teach.quantization.quantization_config import QuantizationConfig
 from vllm_teach.quantization.sliding_window import perplexity
 
 BASELINE = "bf16"
@@ -68,7 +69,7 @@ class QuantizationRow:
 
     `change` is the perplexity against bfloat16's; `decode` are seconds a token of one sequence, `speedup` bfloat16's
     seconds over them in the same round. `error` and `rtn_error` are the mean relative errors of the layers' outputs on
-    the calibration text, None where nothing was calibrated.
+    the calibration text, of this method and of rounding to nearest; None where nothing is quantised.
     """
 
     name: str
@@ -131,22 +132,27 @@ def bench_quantization(
 ) -> QuantizationBench:
     """Quantise, score and time `model` in all `variants`; the quantised models are written below `folder`, and stay.
 
-    A quantised model that is there already is used again when its config is the same. `evaluation_ids`, int64
+    A quantised model that the same call left there is used again. `evaluation_ids`, int64
     `[tokens]`, is the text to score, read through windows of `window` tokens in steps of three quarters;
     `calibration_ids`, int64 `[samples, len]`, is what the methods learn from. Runs on the CPU.
 
-    Raises InvalidArgumentError when `variants` lacks "bf16" or `folder` holds another model under a variant's name, and
-    what quantising and loading raise.
+    Raises InvalidArgumentError when `variants` lacks "bf16" or `folder` holds another model under a variant's name, of
+    another source or calibration too, and what quantising, scoring and loading raise.
     """
     if BASELINE not in [variant.name for variant in variants]:
         raise InvalidArgumentError(f"variants has no {BASELINE!r}, which all are compared with: add it.")
     source = resolve_model(model)
     measured: dict[str, _Measured] = {}
     runners: dict[str, Callable[[], object]] = {}
-    with tqdm(total=len(variants) + 1, desc="bench quantization", disable=not progress) as bar:
+    with tqdm(total=2 * len(variants) + 1, desc="bench quantization", disable=not progress) as bar:
+        made = {}
         for variant in variants:
-            bar.set_postfix_str(variant.name)
-            path, errors = _make(source, variant, folder, calibration_ids, progress)
+            bar.set_postfix_str(f"making {variant.name}")
+            made[variant.name] = _make(source, variant, folder, calibration_ids, progress)
+            bar.update()
+        for variant in variants:
+            bar.set_postfix_str(f"scoring {variant.name}")
+            path, errors = made[variant.name]
             decoder = load_model(path, variant.dtype)
             linear_bytes = _linear_bytes(decoder)
             hidden, head = decoder_parts(decoder)
@@ -190,16 +196,13 @@ def bench_quantization(
 def _make(
     source: Path, variant: Variant, folder: Path, calibration_ids: Tensor, progress: bool
 ) -> tuple[Path, tuple[float | None, float | None]]:
-    """Return the folder of a variant, quantised if it is not there yet, and its mean errors where it is made now."""
+    """Return the folder of a variant, quantised if it is not there yet, and the mean errors of its layers."""
     if variant.config is None:
         return source, (None, None)
     path = folder / variant.name.replace(", ", "-").replace(" ", "-")
-    if path.exists():
-        if (found := read_config(path)) != variant.config:
-            raise InvalidArgumentError(f"folder={str(folder)!r} holds {path.name} as {found}: name another folder.")
-        return path, (None, None)
-    summary = quantize_model(source, path, variant.config, calibration_ids, progress=progress)
-    return path, (summary.error, summary.rtn_error)
+    if not path.exists():
+        quantize_model(source, path, variant.config, calibration_ids, progress=progress)
+    return path, mean_errors(read_reports(source, path, variant.config, calibration_ids))
 
 
 def _linear_bytes(decoder: Decoder) -> int:

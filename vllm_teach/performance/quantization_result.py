@@ -25,7 +25,7 @@ def read_quantization(file: str | Path = SMOLLM2) -> QuantizationBench:
     path = file if isinstance(file, Path) else data.path(file)
     try:
         return _bench(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidArgumentError(
             f"file={path.name!r} holds no result of `{_COMMAND}` ({error}): write it with that command."
         ) from error

@@ -46,9 +46,7 @@ class RegisterReport:
         return asdict(self)
 
 
-def measure_registers(
-    architectures: Sequence[str] = ARCHITECTURES, sources: Sequence[str] = SOURCES
-) -> RegisterReport:
+def measure_registers(architectures: Sequence[str] = ARCHITECTURES, sources: Sequence[str] = SOURCES) -> RegisterReport:
     """Compile `sources` for each architecture, ten seconds each. Raises MissingDependencyError without nvcc."""
     texts = {name: kernels.source(name) for name in sources}
     reports = [

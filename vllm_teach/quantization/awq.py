@@ -67,7 +67,15 @@ def search_scales(
             f"magnitudes has shape {list(magnitudes.shape)}: for a weight of {weight.shape[1]} inputs it must be [in]."
         )
     magnitudes = magnitudes.to(weight)
+    if not magnitudes.isfinite().all():
+        raise InvalidArgumentError("magnitudes holds NaN or infinity: give the mean of |x| of some inputs.")
+    if steps < 1:
+        raise InvalidArgumentError(f"steps={steps!r} is not valid: give a whole number from 1.")
     if source is not None:
+        if source.shape != magnitudes.shape or source.dtype != torch.int64 or int(source.min()) < 0:
+            raise InvalidArgumentError(
+                f"source has dtype {source.dtype} and shape {list(source.shape)}: give int64 [in], from 0."
+            )
         sums, counts = (torch.zeros(int(source.max()) + 1).to(weight) for _ in "12")
         sums.index_add_(0, source, magnitudes)
         counts.index_add_(0, source, torch.ones_like(magnitudes))
@@ -110,7 +118,12 @@ def search_clip(
 
 def quantize_clipped(weight: Tensor, limit: Tensor, bits: int = 4, *, symmetric: bool = False) -> QuantizedWeight:
     """Return `weight` `[out, in]` rounded to nearest, on grids for what of it lies within ±`limit` `[out, groups]`."""
+    weight = check_weight(weight)
     check_bits(bits)
+    if limit.dim() != 2 or len(limit) != len(weight) or not limit.numel() or weight.shape[1] % limit.shape[1]:
+        raise InvalidArgumentError(
+            f"limit has shape {list(limit.shape)}: for a weight {list(weight.shape)} it must be [out, groups]."
+        )
     groups = weight.unflatten(1, (limit.shape[1], -1))
     low, high = (torch.clamp(edge, -limit, limit) for edge in (groups.amin(-1), groups.amax(-1)))
     return quantize_in_range(weight, low, high, bits, symmetric=symmetric)
@@ -121,4 +134,7 @@ def _fitting(hessian: Tensor, weight: Tensor) -> Tensor:
         raise InvalidArgumentError(
             f"hessian has shape {list(hessian.shape)}: for a weight of {weight.shape[1]} inputs it must be [in, in]."
         )
-    return hessian.to(weight)
+    hessian = hessian.to(weight)
+    if not hessian.isfinite().all():
+        raise InvalidArgumentError("hessian holds NaN or infinity: give the mean of 2xxᵀ of some inputs.")
+    return hessian

@@ -56,12 +56,14 @@ def perplexity_change(
     `resamples` times; each draw gives one ratio of perplexities. The same `seed` gives the same interval.
 
     Raises InvalidArgumentError unless both are flat, finite and of one length that holds two blocks at least, and
-    for a `block` or `resamples` below 1 and a `confidence` outside of 0 … 1.
+    for a `block` or `resamples` below 1, a `seed` of more than 64 bits and a `confidence` outside of 0 … 1.
     """
     for name, value in (("block", block), ("resamples", resamples)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise InvalidArgumentError(f"{name}={value!r} is not valid: give a whole number from 1.")
-    if not 0 < confidence < 1:
+    if isinstance(seed, bool) or not isinstance(seed, int) or not -(2**63) <= seed < 2**64:
+        raise InvalidArgumentError(f"seed={seed!r:.80} is not valid: give a whole number of at most 64 bits.")
+    if not isinstance(confidence, float) or not 0 < confidence < 1:
         raise InvalidArgumentError(f"confidence={confidence!r} is not valid: give a number between 0 and 1, as 0.95.")
     if nlls.dim() != 1 or nlls.shape != reference_nlls.shape or len(nlls) <= block:
         raise InvalidArgumentError(

@@ -33,6 +33,7 @@ def quantize_layers(
     symmetric: bool = False,
     act_order: bool = False,
     damping: float = 0.01,
+    min_zero: int = 0,
     start: int = 0,
     progress: bool = False,
 ) -> Iterator[LayerResult]:
@@ -42,14 +43,14 @@ def quantize_layers(
     To go on after an interruption, `apply` the results of the layers before `start` to the model first: the rest is
     then the same, bit for bit. `calibration_ids` are int64 `[samples, len]`, each sample a text of its own; None for
     "rtn", which needs none and then reports no errors. `method` is one of `METHODS`; the other arguments are those of
-    `quantize_gptq`, the last two for "gptq" alone. A bar shows `progress`.
+    `quantize_gptq`: `act_order` and `damping` for "gptq" alone, `min_zero` not for "awq". A bar shows `progress`.
 
     "gptq" keeps rounding to nearest for a linear layer where it has no smaller output error on the calibration inputs;
     the report says so. Beside the model, one layer in float32 and the hidden states of all samples are held.
 
     Raises InvalidArgumentError, before anything is changed, for arguments that can never work.
     """
-    settings = Settings(method, bits, group_size, symmetric, act_order, damping)
+    settings = Settings(method, bits, group_size, symmetric, act_order, damping, min_zero)
     if not 0 <= start <= model.num_layers:
         raise InvalidArgumentError(f"start={start!r} is not valid: give a layer from 0 to {model.num_layers}.")
     _check_ids(calibration_ids, method)

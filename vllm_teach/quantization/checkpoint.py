@@ -65,6 +65,9 @@ def unpack_weight(module: str, tensors: Mapping[str, Tensor], config: Quantizati
             parts[part] = tensors[f"{module}.{part}"]
         elif part not in _OPTIONAL:
             raise InvalidArgumentError(f"{part} is missing: give all tensors of {module}.")
+    # Without it the inputs would be taken for runs, and the weights for others.
+    if config.layout != "vllm_teach" and config.act_order and not parts.get("g_idx", torch.empty(0)).numel():
+        raise InvalidArgumentError(f"g_idx is missing, and the config says desc_act: give all tensors of {module}.")
     _check_kinds(parts)
     parts["scales"] = parts["scales"].to(torch.float16)
     if not bool(parts["scales"].isfinite().all()):
@@ -94,7 +97,8 @@ class QuantizedCheckpoint:
 
     Attributes: `folder`; `config`, what it says of itself; `modules`, the names of the quantised modules, sorted;
     `tensor_names`, the full names of the tensors that hold them. Raises ModelNotFoundError when the directory has no
-    safetensors weights or none that are quantised, ModelLoadError when a file is missing or damaged.
+    safetensors weights or no quantization_config, ModelLoadError when a file is missing or damaged, or no tensor is
+    quantised.
     """
 
     def __init__(self, folder: Path | str) -> None:
@@ -109,6 +113,11 @@ class QuantizedCheckpoint:
         self._files = _tensor_files(self.folder)
         first, parts = _PARTS[config.layout][0], _PARTS[config.layout]
         self.modules = sorted(name.removesuffix(f".{first}") for name in self._files if name.endswith(f".{first}"))
+        if not self.modules:
+            raise ModelLoadError(
+                f"{folder} is quantised by {config.method!r}, its config says, but none of its tensors is: take the "
+                "quantization_config (or quantize_config.json) away, or download the model again."
+            )
         self.tensor_names = {f"{module}.{part}" for module in self.modules for part in parts} & self._files.keys()
 
     def read(self, module: str) -> QuantizedWeight:

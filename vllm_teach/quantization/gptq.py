@@ -2,14 +2,17 @@
 
 When input i of every row is rounded, the error that this makes in the outputs can partly be undone by the weights not
 rounded yet. The best correction follows from the inverse of the Hessian of those weights; its Cholesky factor holds
-one row of each such inverse (section 3.3, step 3).
+one row of each such inverse (the algorithm's third step, "Cholesky reformulation").
 """
 
 from __future__ import annotations
 
 import math
+import sys
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -18,7 +21,8 @@ from vllm_teach.errors import InvalidArgumentError
 from vllm_teach.quantization.quantized_weight import QuantizedWeight
 from vllm_teach.quantization.rounding import check_bits, check_group_size, check_weight, choose_grid, round_to_grid
 
-# The columns behind are corrected for this many columns at once, by a matrix product (the paper's step 2).
+# The columns behind are corrected for this many columns at once, by a matrix product (the second step, "lazy
+# batch-updates").
 _LAZY_COLUMNS = 64
 
 
@@ -44,12 +48,14 @@ def quantize_gptq(
     symmetric: bool = False,
     act_order: bool = False,
     damping: float = 0.01,
+    min_zero: int = 0,
 ) -> QuantizedWeight:
     """Return `weight` `[out, in]` in `bits` bits, rounded so that its outputs change little on the calibration inputs.
 
     `hessian` is their `Hessian.matrix`, `[in, in]`; or what `invert_hessian` made of it, and then `act_order` and
     `damping` are not used. A grid serves `group_size` inputs of one output channel (None: all) and is chosen from the
-    mended weights when the first of them is about to be rounded. `act_order` rounds the inputs with the largest second
+    mended weights when the first of them is about to be rounded, as `quantize_rtn` does, whose `symmetric` and
+    `min_zero` these are. `act_order` rounds the inputs with the largest second
     derivative first, and gives the result a `group_of`. Computed in float32, or in a float64 weight's dtype.
 
     Raises InvalidArgumentError as `quantize_rtn` and `invert_hessian` do, and for a Hessian of another size. Warns when
@@ -72,7 +78,8 @@ def quantize_gptq(
         )
     order = None if hessian.order is None else hessian.order.to(weight.device)
     columns = (weight if order is None else weight[:, order]).T.clone(memory_format=torch.contiguous_format)
-    codes, scales, zeros = _round_columns(columns, hessian.upper.to(columns), bits, size, symmetric)
+    grid = partial(choose_grid, bits=bits, symmetric=symmetric, min_zero=min_zero)
+    codes, scales, zeros = _round_columns(columns, hessian.upper.to(columns), bits, size, grid)
     group_of = None
     if order is not None:
         place = order.argsort()  # of each input in the order of rounding
@@ -100,32 +107,45 @@ def invert_hessian(hessian: Tensor, damping: float = 0.01, *, act_order: bool = 
     if order is not None:
         matrix = matrix[order][:, order]
     damping = float(damping)
-    while True:
+    while math.isfinite(damping * mean):
         damped = matrix + damping * mean * torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
         lower, failed = torch.linalg.cholesky_ex(damped)
         if not failed:
             upper, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
-        if not failed and upper.isfinite().all():
+        if not failed and _fits_float32(upper):
             return InverseFactor(upper, order, damping)
         damping = max(10 * damping, 1e-6)
+    raise InvalidArgumentError(
+        f"hessian has a mean diagonal of {mean:.3g} and no damping makes it invertible: divide the inputs, or use the "
+        "mean of 2xxᵀ of some (`Hessian.matrix`)."
+    )
+
+
+def _fits_float32(upper: Tensor) -> bool:
+    """Return whether a Cholesky factor stays one in float32, in which most weights are rounded."""
+    narrow = upper.float()
+    return bool(narrow.isfinite().all()) and float(narrow.diagonal().min()) > 0
 
 
 def check_damping(damping: float) -> None:
     """Raise InvalidArgumentError unless `damping` is a number of 0 or more."""
-    if not (isinstance(damping, float | int) and math.isfinite(damping) and damping >= 0):
-        raise InvalidArgumentError(f"damping={damping!r} is not valid: give a share of 0 or more, as 0.01.")
+    if not (isinstance(damping, float | int) and 0 <= damping <= sys.float_info.max):
+        raise InvalidArgumentError(f"damping={damping!r:.80} is not valid: give a share of 0 or more, as 0.01.")
 
 
 def _round_columns(
-    columns: Tensor, upper: Tensor, bits: int, size: int, symmetric: bool
+    columns: Tensor, upper: Tensor, bits: int, size: int, grid: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (codes uint8 [out, in], scales [out, groups], zeros) of `columns` [in, out], which are used up."""
+    """Return (codes uint8 [out, in], scales [out, groups], zeros) of `columns` [in, out], which are used up.
+
+    `grid` returns scales and zeros for the smallest and the largest weight of each output's group.
+    """
     inputs, out = columns.shape
     codes = torch.empty(inputs, out, dtype=torch.uint8, device=columns.device)
     grids = []
     for start in range(0, inputs, size):
         group = columns[start : start + size]
-        scales, zeros = choose_grid(group.amin(0), group.amax(0), bits, symmetric=symmetric)  # [out] each
+        scales, zeros = grid(group.amin(0), group.amax(0))  # [out] each
         grids.append((scales, zeros.to(torch.uint8)))
         for first in range(start, start + size, _LAZY_COLUMNS):
             last = min(first + _LAZY_COLUMNS, start + size)
@@ -143,7 +163,7 @@ def _round_columns(
 
 def _check_hessian(hessian: Tensor) -> Tensor:
     """Return a copy in float64, or raise InvalidArgumentError where there is no such Hessian."""
-    if hessian.dim() != 2 or hessian.shape[0] != hessian.shape[1] or not hessian.is_floating_point():
+    if hessian.dim() != 2 or not 0 < len(hessian) == hessian.shape[1] or not hessian.is_floating_point():
         raise InvalidArgumentError(
             f"hessian has dtype {hessian.dtype} and shape {list(hessian.shape)}: give floating-point numbers [in, in]."
         )

@@ -5,8 +5,8 @@ word borders, 32 of them fill three words). `qzeros` is int32 `[groups, out · b
 `scales` float16 `[groups, out]`; `g_idx` int32 `[in]` the group of each input.
 
 Version 1 stores each zero less one. A zero of 0 would be -1, whose bits spill into its neighbours, so it has no place
-there: `raise_zeros` makes room, or version 2, which stores zeros as they are, is written. What is read is masked to
-the bits, as the loaders do: a stored 2^bits - 1 is a zero of 0.
+there: grids are chosen without it (`min_zero`), or version 2, which stores zeros as they are, is written. What is read
+is masked to the bits, as the loaders do: a stored 2^bits - 1 is a zero of 0.
 """
 
 from __future__ import annotations
@@ -35,20 +35,6 @@ def check_gptq_shape(out_features: int, in_features: int, name: str = "weight") 
         )
 
 
-def raise_zeros(weight: QuantizedWeight) -> tuple[QuantizedWeight, int]:
-    """Return `weight` without zeros of 0, and how many codes stand for another value than before.
-
-    Such a group gets the zero 1 and each code one more: the same values, but for the group's largest codes, which have
-    no code above them and so lose one step.
-    """
-    low = weight.zeros == 0
-    raised = low[:, weight.groups()]  # [out, in]
-    stuck = raised & (weight.codes == 2**weight.bits - 1)
-    codes = weight.codes + (raised & ~stuck).to(torch.uint8)
-    zeros = weight.zeros + low.to(torch.uint8)
-    return QuantizedWeight(codes, weight.scales, zeros, weight.bits, weight.group_of), int(stuck.sum())
-
-
 def pack_gptq(weight: QuantizedWeight, version: int = 1) -> dict[str, Tensor]:
     """Return `qweight`, `qzeros`, `scales` and `g_idx` of `weight`.
 
@@ -57,7 +43,7 @@ def pack_gptq(weight: QuantizedWeight, version: int = 1) -> dict[str, Tensor]:
     check_gptq_shape(weight.out_features, weight.in_features)
     if version == 1 and bool((weight.zeros == 0).any()):
         raise InvalidArgumentError(
-            "zeros holds 0, which GPTQ's version 1 cannot store: use raise_zeros first, or version=2."
+            "zeros holds 0, which GPTQ's version 1 cannot store: quantise with min_zero=1, or use version=2."
         )
     stored = weight.zeros.T - int(version == 1)
     return {

@@ -15,30 +15,34 @@ from vllm_teach.errors import InvalidArgumentError
 class Hessian:
     """The second derivatives of a linear layer's squared output error by the weights of one row: the mean of 2xxᵀ.
 
-    The same for every row (Frantar et al. 2022, arXiv 2210.17323, section 2). Batches are multiplied in float32 and
+    The same for every row (Frantar et al. 2022, arXiv 2210.17323). Batches are multiplied in float32 and
     summed in float64.
     """
 
     def __init__(self, in_features: int) -> None:
+        if not isinstance(in_features, int) or in_features < 1:
+            raise InvalidArgumentError(f"in_features={in_features!r} is not valid: give a whole number from 1.")
         self.tokens = 0
         self._products = torch.zeros(in_features, in_features, dtype=torch.float64)
         self._magnitudes = torch.zeros(in_features, dtype=torch.float64)
 
     def add(self, inputs: Tensor) -> None:
         """Count in `inputs` `[..., in]`. Raises InvalidArgumentError for another size, and for NaN or infinity."""
-        if inputs.shape[-1] != len(self._products):
+        if inputs.dim() == 0 or inputs.shape[-1] != len(self._products):
             raise InvalidArgumentError(
                 f"inputs has shape {list(inputs.shape)}: the last size must be {len(self._products)}."
             )
         x = inputs.reshape(-1, inputs.shape[-1])  # [tokens, in]
         x = x if x.dtype == torch.float64 else x.float()
         magnitudes = x.abs().sum(0, dtype=torch.float64)
-        if not magnitudes.isfinite().all():
+        products = x.T @ x
+        if not (magnitudes.isfinite().all() and products.isfinite().all()):
             raise InvalidArgumentError(
-                "inputs hold NaN or infinity: the model does not compute the calibration text; check it in float32."
+                "inputs hold NaN, infinity or numbers whose squares are: the model does not compute the calibration "
+                "text; check it in float32."
             )
         self._magnitudes += magnitudes.to(self._magnitudes.device)
-        self._products += (x.T @ x).to(self._products)
+        self._products += products.to(self._products)
         self.tokens += len(x)
 
     @property

@@ -20,7 +20,7 @@ from vllm_teach.quantization.gptq import check_damping, invert_hessian, quantize
 from vllm_teach.quantization.hessian import Hessian, mean_square
 from vllm_teach.quantization.layered_model import LayerResult, LinearReport, Stage, WorkingLayer, read_weight
 from vllm_teach.quantization.quantized_weight import QuantizedWeight
-from vllm_teach.quantization.rounding import check_bits, quantize_rtn
+from vllm_teach.quantization.rounding import check_bits, check_min_zero, quantize_rtn
 
 METHODS = ("rtn", "gptq", "awq")
 
@@ -34,8 +34,8 @@ class _Grid(TypedDict):
 class Settings:
     """How every linear layer is quantised; see `calibration.quantize_layers`.
 
-    Raises InvalidArgumentError for an unknown method or number of bits, a negative damping, and for an act_order that
-    would do nothing.
+    Raises InvalidArgumentError for an unknown method, number of bits or min_zero, a negative damping, and for an
+    act_order or min_zero that the method does not have.
     """
 
     method: str
@@ -44,6 +44,7 @@ class Settings:
     symmetric: bool
     act_order: bool
     damping: float
+    min_zero: int
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -54,6 +55,9 @@ class Settings:
         check_damping(self.damping)
         if self.act_order and self.method != "gptq":
             raise InvalidArgumentError(f"act_order=True has no meaning for method={self.method!r}: leave it out.")
+        check_min_zero(self.min_zero)
+        if self.min_zero and self.method == "awq":
+            raise InvalidArgumentError(f"min_zero={self.min_zero!r} is not for method='awq': its formats need none.")
 
     @property
     def grid(self) -> _Grid:
@@ -129,7 +133,7 @@ class LayerAtWork:
     def _gptq(self, weight: Tensor, inputs: Hessian) -> _Candidate:
         settings = self._settings
         factor = invert_hessian(inputs.matrix, settings.damping, act_order=settings.act_order)
-        mended = quantize_gptq(weight, factor, settings.bits, **settings.grid)
+        mended = quantize_gptq(weight, factor, settings.bits, min_zero=settings.min_zero, **settings.grid)
         return _Candidate(LinearReport("gptq", damping=factor.damping), mended)
 
     def _awq(self, stage: Stage, weight: Tensor, inputs: Hessian) -> list[_Candidate]:
@@ -147,4 +151,4 @@ class LayerAtWork:
         return [_Candidate(report, each, scales) for each in (clipped, self._rtn(weight))]
 
     def _rtn(self, weight: Tensor) -> QuantizedWeight:
-        return quantize_rtn(weight, self._settings.bits, **self._settings.grid)
+        return quantize_rtn(weight, self._settings.bits, min_zero=self._settings.min_zero, **self._settings.grid)

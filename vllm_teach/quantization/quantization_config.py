@@ -42,12 +42,9 @@ class QuantizationConfig:
     def __post_init__(self) -> None:
         _one_of("method", self.method, METHODS)
         _one_of("layout", self.layout, LAYOUTS)
-        _one_of(f"bits for the layout {self.layout!r}", self.bits, _BITS[self.layout])
-        _one_of(
-            f"head_bits for the layout {self.layout!r}",
-            self.head_bits,
-            (8, 16) if self.layout == "vllm_teach" else (16,),
-        )
+        _one_of("bits", self.bits, _BITS[self.layout], f" for the layout {self.layout!r}")
+        head_bits = (8, 16) if self.layout == "vllm_teach" else (16,)
+        _one_of("head_bits", self.head_bits, head_bits, f" for the layout {self.layout!r}")
         size = self.group_size
         if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
             raise InvalidArgumentError(f"group_size={size!r} is not valid: give 1 or more, or None for whole rows.")
@@ -222,9 +219,9 @@ class _Entry:
         )
 
 
-def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
-    if value not in allowed or isinstance(value, bool):
-        raise InvalidArgumentError(f"{name}={value!r} is not valid: use {' or '.join(map(repr, allowed))}.")
+def _one_of(name: str, value: object, allowed: tuple[object, ...], place: str = "") -> None:
+    if type(value) is not type(allowed[0]) or value not in allowed:
+        raise InvalidArgumentError(f"{name}={value!r} is not valid{place}: use {' or '.join(map(repr, allowed))}.")
 
 
 def _read_json(file: Path) -> Mapping[str, Any]:

@@ -31,21 +31,33 @@ class QuantizedWeight:
     group_of: Tensor | None = None
 
     def __post_init__(self) -> None:
-        if self.bits not in BITS:
+        if not isinstance(self.bits, int) or self.bits not in BITS:
             raise InvalidArgumentError(f"bits={self.bits!r} is not valid: use one of {', '.join(map(str, BITS))}.")
-        out, groups = self.scales.shape
-        if self.codes.dim() != 2 or len(self.codes) != out or self.zeros.shape != self.scales.shape:
+        matrices = self.codes.dim() == self.scales.dim() == 2
+        if not matrices or len(self.codes) != len(self.scales) or self.zeros.shape != self.scales.shape:
             raise InvalidArgumentError(
                 f"codes has shape {list(self.codes.shape)}, scales {list(self.scales.shape)} and zeros "
                 f"{list(self.zeros.shape)}: they must be [out, in], [out, groups] and [out, groups]."
             )
-        if self.group_of is None and self.in_features % groups:
+        kinds = self.codes.dtype, self.scales.dtype, self.zeros.dtype
+        if kinds != (torch.uint8, torch.float16, torch.uint8):
+            raise InvalidArgumentError(
+                f"codes, scales and zeros are {', '.join(map(str, kinds))}: they must be uint8, float16 and uint8."
+            )
+        groups = self.num_groups
+        if not groups or (self.group_of is None and self.in_features % groups):
             raise InvalidArgumentError(
                 f"scales has {groups} groups for {self.in_features} inputs: give a divisor, or `group_of`."
             )
-        if self.group_of is not None and self.group_of.shape != (self.in_features,):
+        order = self.group_of
+        if order is not None and (order.shape != (self.in_features,) or order.dtype not in (torch.int32, torch.int64)):
             raise InvalidArgumentError(
-                f"group_of has shape {list(self.group_of.shape)}: give the group of each of {self.in_features} inputs."
+                f"group_of has shape {list(order.shape)} and dtype {order.dtype}: give the group of each of "
+                f"{self.in_features} inputs as int32."
+            )
+        if order is not None and len(order) and not 0 <= int(order.min()) <= int(order.max()) < groups:
+            raise InvalidArgumentError(
+                f"group_of names groups {int(order.min())} to {int(order.max())}: there are 0 to {groups - 1}."
             )
 
     @property

@@ -22,15 +22,17 @@ def quantize_rtn(
     granularity: str = "group",
     group_size: int | None = 64,
     symmetric: bool = False,
+    min_zero: int = 0,
 ) -> QuantizedWeight:
     """Return `weight` `[out, in]`, each number rounded to the nearest of the 2^bits that its grid has.
 
     A grid serves `group_size` inputs of one output channel, None for all of them; with `granularity` "channel" a whole
     output channel, with "tensor" the whole matrix. It reaches from the smallest to the largest weight, 0 always
-    included and hit exactly; a `symmetric` one reaches equally far to both sides, its zero in the middle.
+    included and hit exactly; a `symmetric` one reaches equally far to both sides, its zero in the middle. With
+    `min_zero` 1 each grid has a point below 0, for a format that stores no zero of 0 (GPTQ's version 1).
 
     Raises InvalidArgumentError for a `weight` that is no finite matrix, or too large for float16 scales, for unknown
-    `bits` or `granularity`, and for a `group_size` that does not divide the inputs.
+    `bits`, `granularity` or `min_zero`, and for a `group_size` that does not divide the inputs.
     """
     weight = check_weight(weight)
     check_bits(bits)
@@ -43,34 +45,40 @@ def quantize_rtn(
     low, high = groups.amin(-1), groups.amax(-1)
     if granularity == "tensor":
         low, high = low.min().expand_as(low), high.max().expand_as(high)
-    return quantize_in_range(weight, low, high, bits, symmetric=symmetric)
+    return quantize_in_range(weight, low, high, bits, symmetric=symmetric, min_zero=min_zero)
 
 
-def quantize_in_range(weight: Tensor, low: Tensor, high: Tensor, bits: int, *, symmetric: bool) -> QuantizedWeight:
+def quantize_in_range(
+    weight: Tensor, low: Tensor, high: Tensor, bits: int, *, symmetric: bool, min_zero: int = 0
+) -> QuantizedWeight:
     """Return `weight` `[out, in]` rounded to grids that reach from `low` to `high`, `[out, groups]` each.
 
     What lies outside is rounded to the ends. Raises InvalidArgumentError for a range too large for float16 scales.
     """
-    scales, zeros = choose_grid(low, high, bits, symmetric=symmetric)
+    scales, zeros = choose_grid(low, high, bits, symmetric=symmetric, min_zero=min_zero)
     groups = weight.unflatten(1, (scales.shape[1], -1))  # [out, groups, size]
     codes = round_to_grid(groups, scales[..., None], zeros[..., None], bits)
     return QuantizedWeight(codes.to(torch.uint8).flatten(1), scales, zeros.to(torch.uint8), bits)
 
 
-def choose_grid(low: Tensor, high: Tensor, bits: int, *, symmetric: bool) -> tuple[Tensor, Tensor]:
+def choose_grid(low: Tensor, high: Tensor, bits: int, *, symmetric: bool, min_zero: int = 0) -> tuple[Tensor, Tensor]:
     """Return (scales, zeros) of grids that reach from `low` to `high`, tensors of one shape, and that contain 0.
 
-    `scales` is float16, positive; `zeros`, in the dtype of `low`, holds whole numbers from 0 to 2^bits - 1. A range
-    without extent gets the scale 1. Raises InvalidArgumentError when a scale would exceed float16's largest number.
+    `scales` is float16, positive; `zeros`, in the dtype of `low`, holds whole numbers from `min_zero` to 2^bits - 1: a
+    range that ends too near below 0 is stretched. One without extent gets the scale 1. Raises InvalidArgumentError for
+    another `min_zero` than 0 or 1, and when a scale would exceed float16's largest number.
     """
+    check_min_zero(min_zero)
     low, high = low.clamp(max=0), high.clamp(min=0)
     if symmetric:
         # All 2^bits codes are used although one side has one less: what this cuts off is half a step, as much as
         # rounding errs anyway.
         high = torch.maximum(-low, high)
         low = -high
+    else:
+        low = torch.minimum(low, high * (-min_zero / (2**bits - 1 - min_zero)))
     steps = (high - low) / (2**bits - 1)
-    if steps.numel() and float(steps.max()) > LARGEST_SCALE:
+    if steps.numel() and not float(steps.max()) <= LARGEST_SCALE:  # a NaN is not, either
         raise InvalidArgumentError(
             f"weight needs a scale of {float(steps.max()):.3g}, and float16 ends at 65504: divide the weight."
         )
@@ -78,7 +86,7 @@ def choose_grid(low: Tensor, high: Tensor, bits: int, *, symmetric: bool) -> tup
     scales = steps.clamp(min=SMALLEST_SCALE).half().masked_fill(steps == 0, 1)
     if symmetric:
         return scales, torch.full_like(low, 2 ** (bits - 1))
-    return scales, (-low / scales.to(low.dtype)).round().clamp(0, 2**bits - 1)
+    return scales, (-low / scales.to(low.dtype)).round().clamp(min_zero, 2**bits - 1)
 
 
 def round_to_grid(weight: Tensor, scales: Tensor, zeros: Tensor, bits: int) -> Tensor:
@@ -88,9 +96,10 @@ def round_to_grid(weight: Tensor, scales: Tensor, zeros: Tensor, bits: int) -> T
 
 def check_weight(weight: Tensor) -> Tensor:
     """Return `weight` in float32, or in float64 where it is so; InvalidArgumentError unless it is a finite matrix."""
-    if weight.dim() != 2 or not weight.is_floating_point() or not weight.numel():
+    if weight.dim() != 2 or not weight.is_floating_point() or not weight.numel() or weight.is_meta:
         raise InvalidArgumentError(
-            f"weight has dtype {weight.dtype} and shape {list(weight.shape)}: give floating-point numbers [out, in]."
+            f"weight has dtype {weight.dtype} and shape {list(weight.shape)} on {weight.device}: give floating-point "
+            "numbers [out, in]."
         )
     weight = weight.detach()
     weight = weight if weight.dtype == torch.float64 else weight.float()
@@ -101,8 +110,14 @@ def check_weight(weight: Tensor) -> Tensor:
 
 def check_bits(bits: int) -> None:
     """Raise InvalidArgumentError unless `bits` is a number of bits that weights can have here."""
-    if isinstance(bits, bool) or bits not in BITS:
+    if not isinstance(bits, int) or bits not in BITS:
         raise InvalidArgumentError(f"bits={bits!r} is not valid: use one of {', '.join(map(str, BITS))}.")
+
+
+def check_min_zero(min_zero: int) -> None:
+    """Raise InvalidArgumentError unless `min_zero` is a smallest zero that a format can ask for."""
+    if min_zero not in (0, 1):
+        raise InvalidArgumentError(f"min_zero={min_zero!r} is not valid: use 0, or 1 for a format without zeros of 0.")
 
 
 def check_group_size(in_features: int, group_size: int | None, name: str = "weight") -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from vllm_teach.engine.field_checks import check_seed, check_whole
 from vllm_teach.errors import InvalidArgumentError
 from vllm_teach.models.tokenizer import Tokenizer
 from vllm_teach.training.corpus import collect_documents
@@ -24,8 +25,12 @@ def calibration_ids(
     `source` is a text file, or "builtin": the part "train" of `collect_documents`, which no evaluation here reads. The
     builtin's documents come in an order that `seed` draws, a file's pieces are drawn from all that it has.
 
-    Raises InvalidArgumentError when the file cannot be read as UTF-8, or when there is less text than asked for.
+    Raises InvalidArgumentError when the file cannot be read as UTF-8, when there is less text than asked for, and for a
+    `samples` or `length` below 1 and a `seed` of more than 64 bits.
     """
+    check_whole("samples", samples, 1)
+    check_whole("length", length, 1)
+    check_seed(seed)
     wanted = samples * length
     if source == BUILTIN:
         texts = [document.text for document in collect_documents() if document.part == "train"]
@@ -33,12 +38,14 @@ def calibration_ids(
         ids = _take(_encode(tokenizer, texts), wanted)
     else:
         ids = list(_encode(tokenizer, [_read(Path(source))]))
-    pieces = torch.tensor(ids[: len(ids) // length * length]).view(-1, length)  # [pieces, length]
-    if len(pieces) < samples:
+    found = len(ids) // length
+    if found < samples:
+        fewer = f"ask for at most {found} samples" if found else "ask for shorter samples"
         raise InvalidArgumentError(
             f"calibration={str(source)!r} has {len(ids)} tokens, and {samples} samples of {length} need {wanted}: give "
-            f"more text, or at most {len(pieces)} samples."
+            f"more text, or {fewer}."
         )
+    pieces = torch.tensor(ids[: found * length]).view(-1, length)  # [pieces, length]
     chosen = torch.randperm(len(pieces), generator=torch.Generator().manual_seed(seed))[:samples]
     return pieces[chosen.sort().values]
 

@@ -45,4 +45,4 @@ def draw_bits_and_error(ax: Axes, data: BitsAndError, label: str) -> None:
         percent = [100 * error for error in errors]
         ax.plot(bits, percent, marker=_MARKS[number % 6], color=line, label=_NAMES.get(name, name))
     style.label_axis(ax, "x", label)
-    style.label_axis(ax, "y", "error of the output", unit="% of its mean square", log=10)
+    style.label_axis(ax, "y", "output error", unit="%", log=10)

@@ -11,11 +11,12 @@ from vllm_teach.errors import InvalidArgumentError
 from vllm_teach.teaching import style
 
 _NAMES = {"rtn": "RTN", "gptq": "GPTQ", "awq": "AWQ"}
+_MARKS = ("o", "s", "^")
 
 
 @dataclass(frozen=True, eq=False)
 class ErrorMap:
-    """A matrix and its rounded versions, in columns sorted by nothing: as the inputs lie.
+    """A matrix and its rounded versions.
 
     `sizes` `[in]` are the root mean squares of the inputs; `changes` {method: |rounded - weight|, `[out, in]`}.
     """
@@ -51,24 +52,40 @@ def error_map(weight: torch.Tensor, rounded: Mapping[str, torch.Tensor], inputs:
     return ErrorMap(inputs.square().mean(0).sqrt(), changes)
 
 
-def draw_error_map(data: ErrorMap, rows: int = 96) -> Figure:
-    """Draw the inputs' sizes above, and each method's change of the first `rows` rows below, on one scale of greys."""
+def draw_error_map(data: ErrorMap, columns: int = 64, rows: int = 40) -> Figure:
+    """Draw `columns` inputs around the loudest one on the left, all of them on the right. Returns the figure.
+
+    Left: the inputs' sizes, and each method's change of the first `rows` rows, on one scale of greys. Right: each
+    input's size and its column's change.
+    """
     names = list(data.changes)
-    ratios = [0.9] + [1.0] * len(names)
-    figure, axes = plt.subplots(
-        len(names) + 1, 1, figsize=(8.2, 1.55 * (len(names) + 1)), sharex=True, height_ratios=ratios
-    )
-    columns = range(len(data.sizes))
-    axes[0].fill_between(columns, data.sizes, step="mid", color=style.colour("baseline"))
-    style.label_axis(axes[0], "y", "size of input", log=10)
-    axes[0].set_title("Some inputs are far larger than the others")
-    top = float(torch.stack([each[:rows].float() for each in data.changes.values()]).quantile(0.99))
+    figure = plt.figure(figsize=(9.0, 1.4 * (len(names) + 1)))
+    left, right = figure.subfigures(1, 2, width_ratios=(1.25, 1))
+    axes = left.subplots(len(names) + 1, 1, sharex=True)
+    loudest = int(data.sizes.argmax())
+    first = min(max(0, loudest - columns // 2), len(data.sizes) - columns)
+    part = slice(first, first + columns)
+    axes[0].bar(range(first, first + columns), data.sizes[part].tolist(), width=0.9, color=style.colour("baseline"))
+    axes[0].set_title("size of the inputs")
+    top = float(torch.stack([each[:rows, part].float() for each in data.changes.values()]).quantile(0.97))
+    edges = (first - 0.5, first + columns - 0.5, rows - 0.5, -0.5)
     for ax, name in zip(axes[1:], names, strict=True):
-        image = ax.imshow(data.changes[name][:rows], cmap="Greys", vmin=0, vmax=top, aspect="auto")
+        ax.imshow(data.changes[name][:rows, part].tolist(), cmap="Greys", vmin=0, vmax=top, aspect="auto", extent=edges)
         ax.set_title(f"{_NAMES[name]}: change of each weight", color=style.colour(name))
+        ax.set_ylabel("output")
+    for ax in axes:
         ax.grid(False)
-        style.label_axis(ax, "y", "output")
     style.label_axis(axes[-1], "x", "input channel")
-    axes[0].set_xlim(-0.5, len(data.sizes) - 0.5)
-    figure.colorbar(image, ax=axes[1:], label="|change|", shrink=0.8, extend="max")
+    scatter = right.subplots()
+    for depth, (name, mark) in enumerate(zip(names, _MARKS, strict=False)):
+        look = {"color": style.colour(name), "markersize": 3, "zorder": 5 - depth, "linestyle": "none"}
+        scatter.plot(data.sizes.tolist(), data.column(name).tolist(), marker=mark, label=_NAMES[name], **look)
+    style.label_axis(scatter, "x", "size of the input", log=10)
+    style.label_axis(scatter, "y", "change of its weights", log=10)
+    scatter.set_yticks([0.01, 0.02, 0.05, 0.1, 0.2, 0.5], ["0.01", "0.02", "0.05", "0.1", "0.2", "0.5"])
+    changes = torch.cat([data.column(name) for name in names])
+    scatter.set_ylim(0.8 * float(changes[changes > 0].min()), 1.25 * float(changes.max()))
+    scatter.legend(markerscale=2)
+    scatter.set_title("all inputs")
+    figure.suptitle("RTN treats all inputs alike, and the others do not", fontweight="bold", x=0.01, ha="left")
     return figure

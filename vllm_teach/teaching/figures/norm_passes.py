@@ -42,7 +42,8 @@ def draw_norm_passes(ax: Axes, data: NormPasses, fused: tuple[float, float] | No
     With `fused`, (tensors read, tensors written), one more bar stands below, for one kernel that does it all. A bar too
     short to be seen, a number for each row, is named all the same and has its length behind it.
     """
-    ends, starts = [], []
+    ends: list[float] = []
+    starts: list[float] = []
     for _, read, written in data.bars:
         starts.append(ends[-1] if ends else 0.0)
         ends.append(starts[-1] + read + written)

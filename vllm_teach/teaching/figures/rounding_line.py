@@ -58,12 +58,12 @@ def draw_rounding_line(data: RoundingLine, ax: Axes | None = None) -> Figure:
     figure = ax.figure
     assert isinstance(figure, Figure)
     used = torch.isin(data.grid, data.rounded)
-    ax.vlines(data.grid.numpy(), 0, 0.25, color=style.colour("baseline"), linewidth=1.0)
-    ax.plot(data.grid[used], torch.zeros(int(used.sum())), "o", color=style.colour("rtn"), clip_on=False)
-    ax.plot(data.grid[~used], torch.zeros(int((~used).sum())), "o", color="#BBBBBB", markersize=4, clip_on=False)
+    ax.vlines(data.grid.tolist(), 0, 0.25, color=style.colour("baseline"), linewidth=1.0)
+    ax.plot(data.grid[used].tolist(), [0.0] * int(used.sum()), "o", color=style.colour("rtn"), clip_on=False)
+    ax.plot(data.grid[~used].tolist(), [0.0] * int((~used).sum()), "o", color="#BBBBBB", markersize=4, clip_on=False)
     for weight, there in zip(data.weights.tolist(), data.rounded.tolist(), strict=True):
         ax.plot([weight, there], [1, 0.25], color=style.colour("rtn"), linewidth=0.7, alpha=0.6)
-    ax.plot(data.weights, torch.ones(len(data.weights)), "|", color=style.INK, markersize=12)
+    ax.plot(data.weights.tolist(), [1.0] * len(data.weights), "|", color=style.INK, markersize=12)
     ax.text(0.0, 1.02, "weights", transform=ax.transAxes, size=9, va="bottom")
     ax.set(ylim=(-0.12, 1.25), yticks=[])
     ax.grid(False)

@@ -1,6 +1,7 @@
 """Two weights that share their inputs: where rounding to nearest ends and where GPTQ does, on a map of the error."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import matplotlib.pyplot as plt
 import torch
@@ -50,24 +51,28 @@ def rounding_plane(weights: tuple[float, float], hessian: torch.Tensor) -> Round
 
 def draw_rounding_plane(data: RoundingPlane) -> Figure:
     """Draw lines of equal output error around the weights, the grid, and both methods' ways. Returns the figure."""
-    figure, ax = plt.subplots(figsize=(6.6, 4.6))
+    figure, ax = plt.subplots(figsize=(8.0, 4.3))
     x, y = data.weights
     xs, ys = torch.linspace(x - 1.7, x + 1.7, 121), torch.linspace(y - 1.7, y + 1.7, 121)
     points = torch.stack(torch.meshgrid(xs, ys, indexing="xy"), -1).double()
     error = output_error(data.hessian, points - torch.tensor([x, y], dtype=torch.float64))
     levels = sorted({round(each, 6) for each in (0.02, 0.1, 0.5, 1.5, 3.0)})
-    lines = ax.contour(xs, ys, error, levels=levels, colors="#AAAAAA", linewidths=1)
-    ax.clabel(lines, fmt="%g", fontsize=8)
+    lines = ax.contour(xs.tolist(), ys.tolist(), error.tolist(), levels=levels, colors="#AAAAAA", linewidths=1)
+    ax.clabel(lines, levels[2:], fmt="%g", fontsize=8)
     grid = [(i, j) for i in range(-4, 6) for j in range(-4, 6) if abs(i - x) < 1.7 and abs(j - y) < 1.7]
     ax.plot(*zip(*grid, strict=True), "+", color=style.QUIET_INK, markersize=9)
     ax.plot(x, y, "o", color=style.INK, markersize=7, label="the weights")
     rtn, gptq = data.chosen["rtn"], data.chosen["gptq"]
     ax.annotate("", rtn, (x, y), arrowprops={"arrowstyle": "->", "color": style.colour("rtn"), "linewidth": 2})
     way = [(x, y), (rtn[0], y), (rtn[0], data.mended), gptq]
-    for (start, end), dash in zip(zip(way, way[1:], strict=False), ("-", "--", "-"), strict=True):
+    for (start, end), dash in zip(pairwise(way), ("-", "--", "-"), strict=True):
         ax.plot(*zip(start, end, strict=True), dash, color=style.colour("gptq"))
-    ax.plot(*rtn, "s", color=style.colour("rtn"), markersize=9, label=f"each to nearest: error {data.errors['rtn']:.2f}")
+    ax.plot(
+        *rtn, "s", color=style.colour("rtn"), markersize=9, label=f"each to nearest: error {data.errors['rtn']:.2f}"
+    )
     ax.plot(*gptq, "D", color=style.colour("gptq"), markersize=8, label=f"GPTQ: error {data.errors['gptq']:.2f}")
+    best = f"the best: error {data.errors['best']:.2f}"
+    ax.plot(*data.chosen["best"], "*", color=style.colour("ideal"), markersize=11, label=best)
     style.label_axis(ax, "x", "first weight, in steps of the grid")
     style.label_axis(ax, "y", "second weight, in steps")
     ax.set(aspect="equal", xlim=(x - 1.7, x + 1.7), ylim=(y - 1.7, y + 1.7))

@@ -107,5 +107,5 @@ def draw_variance_error(ax: Axes, data: VarianceError) -> VarianceError:
     ax.plot([], [], "o", markersize=11, fillstyle="none", color=style.INK, label="below 0: the root is NaN")
     style.label_axis(ax, "x", "mean of the row, in standard deviations", log=10)
     style.label_axis(ax, "y", "relative error of the variance", log=10)
-    ax.set_ylim(1e-9, 1e7)
+    ax.set_ylim(1e-9, 1e8)
     return data

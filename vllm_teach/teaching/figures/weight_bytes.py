@@ -1,4 +1,4 @@
-"""What one decoding step reads: the weights by part, and the keys and values of the context, by dtype of the weights."""
+"""What one decoding step reads, by dtype of the weights: linear layers, head, and the context's keys and values."""
 
 from dataclasses import dataclass
 
@@ -26,9 +26,10 @@ class StepBytes:
 
 
 def step_bytes(config: ModelConfig, context: int, group_size: int = 64) -> StepBytes:
-    """Count for float32, bfloat16, int8 (a scale a row) and int4 (groups of `group_size`) linear layers.
+    """Count for float32, bfloat16, int8 (whole rows) and int4 (groups of `group_size`) linear layers.
 
-    Keys and values are bfloat16 throughout (float32 for float32 weights); norms, less than a thousandth, are left out.
+    Keys and values are bfloat16 throughout (float32 for float32 weights). Norms, and the one scale of an int8 row, are
+    left out: less than a hundredth.
     Raises InvalidArgumentError for a negative context.
     """
     if context < 0:
@@ -39,7 +40,13 @@ def step_bytes(config: ModelConfig, context: int, group_size: int = 64) -> StepB
     head = config.vocab_size * config.hidden_size
     cached = 2 * config.num_layers * config.num_kv_heads * config.head_dim * context
     int4 = bits_a_weight(4, group_size) / 8
-    ways = {"float32": (4, 4, 4), "bfloat16": (2, 2, 2), "int8": (1, 2, 2), "int4": (int4, 2, 2), "int4, int8 head": (int4, 1, 2)}
+    ways = {
+        "float32": (4, 4, 4),
+        "bfloat16": (2, 2, 2),
+        "int8": (1, 2, 2),
+        "int4": (int4, 2, 2),
+        "int4, int8 head": (int4, 1, 2),
+    }
     numbers = (linear, head, cached)
     return StepBytes(
         context,
