@@ -223,3 +223,8 @@ def test_quantize_never_writes_over_a_folder(tmp_path, capsys):
     assert cli.main([*QUANTIZE, str(tmp_path), "--method", "rtn"]) == 1
     assert "is there already: give a new folder" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_a_measurement_that_no_memory_holds_is_refused(capsys):
+    assert cli.main(["bench", "norms", "--tokens", "1000000000", "--size", "1000000000", "--quiet"]) == 1
+    assert "the tensors to measure with do not fit into memory: ask for less." in capsys.readouterr().err

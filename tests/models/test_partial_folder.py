@@ -107,3 +107,9 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(CacheError, match=r"output=.*cannot be written"):
         PartialFolder(tmp_path / "file" / "out", RUN).__enter__()
+
+
+@pytest.mark.parametrize("name", ["y" * 300, "nowhere/.."])
+def test_a_name_that_no_folder_can_have_is_refused(name, tmp_path):
+    with pytest.raises(InvalidArgumentError, match="is no name for a new folder"):
+        PartialFolder(tmp_path / name, RUN)

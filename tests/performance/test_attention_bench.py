@@ -1,8 +1,8 @@
 """The table of `vllm-teach bench attention`: who is in it, what its ratios mean, and why who is not."""
 
 import json
-import shlex
 import re
+import shlex
 from collections.abc import Callable
 from functools import cache
 

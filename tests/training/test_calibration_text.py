@@ -73,7 +73,7 @@ def test_a_file_that_cannot_be_read_is_named(content, tokenizer, tmp_path):
 
 def test_an_empty_file_and_a_single_token(tmp_path):
     (tmp_path / "text").write_text("")
-    with pytest.raises(InvalidArgumentError, match="give more text, or ask for shorter samples"):
+    with pytest.raises(InvalidArgumentError, match="give more text, or shorter samples"):
         calibration_ids(tmp_path / "text", load_tokenizer(resolve_model("tiny")))
 
 

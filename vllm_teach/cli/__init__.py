@@ -80,7 +80,9 @@ def run_quantize(arguments: argparse.Namespace) -> None:
     check_output(arguments.output)
     folder = resolve_model(arguments.model)
     check_quantizable(folder, config)
-    text, ids = arguments.calibration or (BUILTIN if config.method in CALIBRATED else None), None
+    text, ids = arguments.calibration, None
+    if text is None and config.method in CALIBRATED:
+        text = BUILTIN
     if text is not None:
         sizes = {"samples": arguments.samples, "length": arguments.length, "seed": arguments.seed}
         ids = calibration_ids(text, load_tokenizer(folder), **sizes)

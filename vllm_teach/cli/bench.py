@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from vllm_teach.cli.arguments import add_json, add_measurement, add_model, count
 from vllm_teach.cli.output import check_output_file, write, write_json
+from vllm_teach.errors import InvalidArgumentError
 
 
 class _Result(Protocol):
@@ -37,7 +38,12 @@ def _measured(
     def run(arguments: argparse.Namespace) -> None:
         if arguments.json:
             check_output_file(arguments.json)
-        result, text = measure(arguments)
+        try:
+            result, text = measure(arguments)
+        except RuntimeError as error:  # PyTorch has no type for it
+            if "allocate memory" not in str(error):
+                raise
+            raise InvalidArgumentError("the tensors to measure with do not fit into memory: ask for less.") from error
         write(text(result))
         if arguments.json:
             write_json(arguments.json, {**result.to_json(), "command": arguments.command_line})

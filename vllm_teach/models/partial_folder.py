@@ -161,5 +161,13 @@ def read_parts(folder: Path, identity: Mapping[str, Any]) -> list[dict[str, Any]
 
 def check_output(output: Path) -> None:
     """Raise InvalidArgumentError when there is something at `output` already."""
-    if output.exists() or output.is_symlink():
+    try:
+        there = output.exists() or output.is_symlink()
+    except OSError as error:  # a name that is too long, a folder that may not be looked into
+        raise InvalidArgumentError(
+            f"output={str(output)!r} is no name for a new folder ({error.strerror}): give another one."
+        ) from error
+    if output.name == "..":  # behind a folder that is not there
+        raise InvalidArgumentError(f"output={str(output)!r} is no name for a new folder: give another one.")
+    if there:
         raise InvalidArgumentError(f"output={str(output)!r} is there already: give a new folder, or delete it.")

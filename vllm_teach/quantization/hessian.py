@@ -38,8 +38,8 @@ class Hessian:
         products = x.T @ x
         if not (magnitudes.isfinite().all() and products.isfinite().all()):
             raise InvalidArgumentError(
-                "inputs hold NaN, infinity or numbers whose squares are: the model does not compute the calibration "
-                "text; check it in float32."
+                "inputs hold NaN or infinity, or numbers whose squares are infinite: the model does not compute the "
+                "calibration text; check it in float32."
             )
         self._magnitudes += magnitudes.to(self._magnitudes.device)
         self._products += products.to(self._products)

@@ -40,7 +40,7 @@ def calibration_ids(
         ids = list(_encode(tokenizer, [_read(Path(source))]))
     found = len(ids) // length
     if found < samples:
-        fewer = f"ask for at most {found} samples" if found else "ask for shorter samples"
+        fewer = f"at most {found} samples" if found else "shorter samples"
         raise InvalidArgumentError(
             f"calibration={str(source)!r} has {len(ids)} tokens, and {samples} samples of {length} need {wanted}: give "
             f"more text, or {fewer}."
