@@ -54,8 +54,9 @@ def run_generate(arguments: argparse.Namespace) -> None:
     llm = LLM(arguments.model, dtype=arguments.dtype, device=arguments.device)
     message = {"role": "user", "content": arguments.prompt}
     pieces = llm.stream(llm.chat_prompt([message]) if arguments.chat else arguments.prompt, params)
-    if not arguments.chat:  # only now: `stream` has checked it
-        write(arguments.prompt, end="")
+    # The first piece before the prompt: `stream` has checked it then, and the kernels are built, which says so.
+    first = next(pieces, "")
+    write(first if arguments.chat else arguments.prompt + first, end="")
     for piece in pieces:
         write(piece, end="")
     write("")
@@ -121,11 +122,13 @@ def build_parser() -> argparse.ArgumentParser:
     generate.add_argument("prompt")
     add_model(generate)
     generate.add_argument("--chat", action="store_true", help="wrap the prompt in the model's chat template")
-    generate.add_argument("--max-tokens", type=int, default=64)
+    generate.add_argument("--max-tokens", type=int, default=64, help="to write at most (default: 64)")
     generate.add_argument("--temperature", type=float, default=0.0, help="0 (the default) is greedy")
-    generate.add_argument("--top-p", type=float, default=1.0)
-    generate.add_argument("--top-k", type=int, default=-1)
-    generate.add_argument("--seed", type=int)
+    generate.add_argument(
+        "--top-p", type=float, default=1.0, help="sample from the likeliest, of this probability together"
+    )
+    generate.add_argument("--top-k", type=int, default=-1, help="sample from so many, -1 for all (the default)")
+    generate.add_argument("--seed", type=int, help="the same seed gives the same text")
     generate.add_argument("--stop", action="append", help="end before this text; may be given more than once")
     generate.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"])
     generate.add_argument("--device", default="auto")
@@ -147,7 +150,7 @@ def build_parser() -> argparse.ArgumentParser:
     quantize.add_argument("--symmetric", action="store_true", help="the same reach to both sides of 0")
     quantize.add_argument("--act-order", action="store_true", help="gptq: the most important inputs first")
     quantize.add_argument("--calibration", metavar="FILE", help="text to learn from, or 'builtin' (gptq, awq: builtin)")
-    quantize.add_argument("--samples", type=count, default=128, help="pieces of that text (default: 128)")
+    quantize.add_argument("--samples", type=count, default=32, help="pieces of that text (default: 32)")
     quantize.add_argument("--length", type=count, default=512, help="tokens of a piece (default: 512)")
     quantize.add_argument("--seed", type=int, default=0, help="of the choice of text (default: 0)")
     quantize.add_argument("--quiet", action="store_true", help="no progress bar")

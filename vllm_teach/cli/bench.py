@@ -122,10 +122,13 @@ def _add_quantization(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--folder", type=Path, metavar="DIR", help="keep the quantised models there, and use them again"
     )
-    parser.add_argument("--samples", type=count, default=128, help="pieces of text to calibrate on (default: 128)")
+    parser.add_argument("--samples", type=count, default=32, help="pieces of text to calibrate on (default: 32)")
     parser.add_argument("--length", type=count, default=512, help="tokens of a piece (default: 512)")
     parser.add_argument("--tokens", type=count, default=20_000, help="tokens of other text to score (default: 20000)")
-    parser.add_argument("--window", type=count, default=1024, help="tokens of context at most (default: 1024)")
+    parser.add_argument("--window", type=count, help="tokens of context (default: 1024, or the model's if fewer)")
+    parser.add_argument(
+        "--quick", action="store_true", help="8 x 128 tokens to calibrate on, 1,000 to score: a first look"
+    )
     add_measurement(parser, 5, "each model decodes")
     parser.set_defaults(run=_measured(_bench_quantization))
 
@@ -136,12 +139,15 @@ def _bench_quantization(arguments: argparse.Namespace) -> tuple[_Result, Callabl
     from vllm_teach.training.calibration_text import BUILTIN, calibration_ids
     from vllm_teach.training.evaluation_text import evaluation_ids
 
+    samples, length, tokens = arguments.samples, arguments.length, arguments.tokens
+    if arguments.quick:
+        samples, length, tokens = 8, 128, 1000
     tokenizer = load_tokenizer(resolve_model(arguments.model))
-    calibration = calibration_ids(BUILTIN, tokenizer, samples=arguments.samples, length=arguments.length)
+    calibration = calibration_ids(BUILTIN, tokenizer, samples=samples, length=length)
     with ExitStack() as cleanup:
         bench = bench_quantization(
             arguments.model,
-            evaluation_ids(tokenizer, arguments.tokens),
+            evaluation_ids(tokenizer, tokens),
             calibration,
             arguments.folder or Path(cleanup.enter_context(tempfile.TemporaryDirectory())),
             window=arguments.window,

@@ -20,7 +20,7 @@ from vllm_teach.engine.llm import LLM
 from vllm_teach.engine.sampling_params import SamplingParams
 from vllm_teach.errors import InvalidArgumentError
 from vllm_teach.models.decoder import Decoder
-from vllm_teach.models.load import load_model
+from vllm_teach.models.load import load_config, load_model
 from vllm_teach.models.quantize import quantize_model, read_reports
 from vllm_teach.models.quantize_summary import mean_errors
 from vllm_teach.models.resolve import resolve_model
@@ -34,6 +34,7 @@ from vllm_teach.quantization.quantization_config import QuantizationConfig
 from vllm_teach.quantization.sliding_window import perplexity
 
 BASELINE = "bf16"
+_WINDOW = 1024
 
 
 @dataclass(frozen=True)
@@ -125,23 +126,25 @@ def bench_quantization(
     folder: Path,
     *,
     variants: tuple[Variant, ...] = VARIANTS,
-    window: int = 1024,
+    window: int | None = None,
     rounds: int = 5,
     decode_tokens: int = 64,
     progress: bool = True,
 ) -> QuantizationBench:
     """Quantise, score and time `model` in all `variants`; the quantised models are written below `folder`, and stay.
 
-    A quantised model that the same call left there is used again. `evaluation_ids`, int64
-    `[tokens]`, is the text to score, read through windows of `window` tokens in steps of three quarters;
-    `calibration_ids`, int64 `[samples, len]`, is what the methods learn from. Runs on the CPU.
+    A quantised model that the same call left there is used again. `evaluation_ids`, int64 `[tokens]`, is the text to
+    score, read through windows of `window` tokens (1,024 by default, or the model's context if that is shorter) in
+    steps of three quarters; `calibration_ids`, int64 `[samples, len]`, is what the methods learn from. Runs on the CPU.
 
-    Raises InvalidArgumentError when `variants` lacks "bf16" or `folder` holds another model under a variant's name, of
-    another source or calibration too, and what quantising, scoring and loading raise.
+    Raises InvalidArgumentError when `variants` lacks "bf16", when `window` is longer than the model's context, or when
+    `folder` holds another model under a variant's name, of another source or calibration too, and what quantising,
+    scoring and loading raise.
     """
     if BASELINE not in [variant.name for variant in variants]:
         raise InvalidArgumentError(f"variants has no {BASELINE!r}, which all are compared with: add it.")
     source = resolve_model(model)
+    window = _check_window(window, load_config(source).max_position)
     measured: dict[str, _Measured] = {}
     runners: dict[str, Callable[[], object]] = {}
     with tqdm(total=2 * len(variants) + 1, desc="bench quantization", disable=not progress) as bar:
@@ -191,6 +194,14 @@ def bench_quantization(
         _pairs({name: each.nlls for name, each in measured.items()}),
         asdict(describe_environment()),
     )
+
+
+def _check_window(window: int | None, context: int) -> int:
+    if window is None:
+        return min(_WINDOW, context)
+    if window > context:
+        raise InvalidArgumentError(f"window={window} is longer than the model's context: use at most {context}.")
+    return window
 
 
 def _make(

@@ -49,7 +49,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
 }
 
 # Places that later lessons build: on the map from the start, drawn quietly until they exist.
-LATER = ("server", "quantization", "metrics")
+LATER = ("server", "metrics")
 
 
 @dataclass(frozen=True)

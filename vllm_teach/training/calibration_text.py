@@ -18,7 +18,7 @@ BUILTIN = "builtin"
 
 
 def calibration_ids(
-    source: str | Path, tokenizer: Tokenizer, *, samples: int = 128, length: int = 512, seed: int = 0
+    source: str | Path, tokenizer: Tokenizer, *, samples: int = 32, length: int = 512, seed: int = 0
 ) -> Tensor:
     """Return `samples` pieces of text of `length` tokens each, int64 `[samples, length]`.
 
