@@ -251,14 +251,14 @@ def format_quantization(bench: QuantizationBench) -> str:
         f"{bench.model}, cpu, {threads} threads; groups of {bench.group_size}, calibrated "
         f"on {' x '.join(map(str, bench.calibration))} tokens, scored on {bench.evaluated_tokens:,} others",
         "",
-        f"  {'weights':<17}{'perplexity':>11}{'against bf16 (95 % interval)':>35}{'linear':>9}{'model':>9}"
+        f"  {'weights':<17}{'perplexity':>11}{'against bf16 (95 % interval)':>39}{'linear':>9}{'model':>9}"
         f"{'ms/token':>10}   times bf16's speed",
     ]
     for row in bench.rows:
         change = row.change
         lines.append(
             f"  {row.name:<17}{row.perplexity:>11.3f}{_percent(change.ratio):>13}"
-            f"{f'({_percent(change.low)} to {_percent(change.high)})':>22}"
+            f"{f'({_percent(change.low)} to {_percent(change.high)})':>26}"
             f"{row.linear_bytes / base.linear_bytes:>8.3f}x{row.model_bytes / base.model_bytes:>8.3f}x"
             f"{row.decode.median * 1e3:>10.2f}   {row.speedup.median:.2f} ({row.speedup.low:.2f} to "
             f"{row.speedup.high:.2f})"
