@@ -6,6 +6,8 @@ position in its own sequence. Only attention mixes tokens, and attention is the 
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
@@ -52,7 +54,7 @@ class Decoder(nn.Module):
         x, update = self.model.embed_tokens(token_ids), None
         cos, sin = self.rotary(positions, x.dtype)
         for layer in self.model.layers:
-            x, update = layer(x, update, cos, sin, attend)
+            x, update = cast("DecoderLayer", layer).carry(x, update, cos, sin, attend)
         normalised, _ = self.model.norm(x, update)
         return normalised
 

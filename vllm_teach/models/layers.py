@@ -185,7 +185,12 @@ class DecoderLayer(nn.Module):
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
-    def forward(
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        """Map `x` `[tokens, hidden_size]` to the same shape."""
+        x, update = self.carry(x, None, cos, sin, attend)
+        return x + update
+
+    def carry(
         self, x: Tensor, update: Tensor | None, cos: Tensor, sin: Tensor, attend: Attend
     ) -> tuple[Tensor, Tensor]:
         """Return the residual stream and what has still to be added to it, each `[tokens, hidden_size]`.

@@ -1,9 +1,9 @@
 """`vllm-teach bench norms`: our LayerNorm and RMSNorm against PyTorch's, and against one operation after another.
 
 All figures of one case come from one run and are compared as ratios within a round (`race`). Every call makes new
-tensors; where the C library takes fresh pages for them, as glibc does for 16 MB, touching these for the first time takes
-longer than the norm itself and hides the ratio. `MALLOC_MMAP_THRESHOLD_=1073741824 MALLOC_TRIM_THRESHOLD_=4294967296`
-in the environment makes glibc keep its pages.
+tensors; where the C library takes fresh pages for them, as glibc does for 16 MB, touching these for the first time
+takes longer than the norm itself and hides the ratio. With `MALLOC_MMAP_THRESHOLD_=1073741824` and
+`MALLOC_TRIM_THRESHOLD_=4294967296` in the environment glibc keeps its pages.
 """
 
 from __future__ import annotations
