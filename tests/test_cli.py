@@ -143,6 +143,13 @@ def test_a_port_that_is_none_is_refused_before_anything_runs(port, capsys, monke
     assert f"--port: {port!r} is no port: give a whole number from 1 to 65535" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("number", ["0", "-1", "1.5", "x", "", "1" + "0" * 30, "9" * 5000])
+def test_a_number_that_counts_nothing_is_refused(number, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["bench", "linear", "--tokens", number])
+    assert "is not valid: give a whole number from 1 to 999999999" in capsys.readouterr().err
+
+
 def test_a_lab_folder_that_cannot_be_written_is_named(tmp_path, capsys):
     file = tmp_path / "taken"
     file.write_text("x")

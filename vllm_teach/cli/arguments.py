@@ -5,10 +5,10 @@ from pathlib import Path
 
 
 def count(text: str) -> int:
-    """Return a whole number from 1."""
-    if text.isascii() and text.isdigit() and int(text) >= 1:
+    """Return a whole number from 1 to 999,999,999: a size beyond it is a slip, and would overflow somewhere below."""
+    if text.isascii() and text.isdigit() and len(text) <= 9 and int(text) >= 1:
         return int(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is not valid: give a whole number from 1")
+    raise argparse.ArgumentTypeError(f"{text!r:.80} is not valid: give a whole number from 1 to 999999999")
 
 
 def port(text: str) -> int:
