@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,10 +25,12 @@ has_compiler = cpu_build._compiler_problem(os.environ.get("CXX", "c++"), os.envi
 
 
 @pytest.fixture(autouse=True)
-def _own_cache_and_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_cache_and_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("VLLM_TEACH_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(cpu_build, "_failures", {})
     cpu_build._key.cache_clear()
+    yield
+    cpu_build._key.cache_clear()  # else the next test would build the kernel under the name of a source of one line
 
 
 @pytest.fixture
@@ -72,6 +75,15 @@ def test_another_source_is_another_library(source: Path) -> None:
     source.write_text(ANSWER.replace("42", "43"))
     cpu_build._key.cache_clear()
     assert cpu_build.library_path("attention", "portable") != before
+
+
+def test_a_source_edited_after_it_was_looked_at_is_not_built_under_its_old_name(source: Path, tmp_path: Path) -> None:
+    if not has_compiler:
+        return expect_failure("no C\\+\\+ compiler|fails on one line")
+    assert cpu_build.why_not("attention", "portable") is None  # the name is known from here on
+    source.write_text(ANSWER.replace("42", "43"))
+    expect_failure("a source was edited since this process began: start it again")
+    assert built(tmp_path) == []
 
 
 def test_a_library_is_made_of_its_own_files_and_the_shared_headers() -> None:

@@ -112,6 +112,10 @@ def library_path(library: str, isa: str) -> Path:
 
 @lru_cache(maxsize=4 * len(LIBRARIES))
 def _key(library: str, isa: str) -> str:
+    return _hash_inputs(library, isa)
+
+
+def _hash_inputs(library: str, isa: str) -> str:
     parts = [torch.__version__, platform.machine(), *_flags(isa)]
     parts += [f"{file.name}\n{file.read_text(encoding='utf-8')}" for file in _files(library)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
@@ -141,6 +145,9 @@ def _build(library: str, isa: str, path: Path) -> None:
         folder = Path(tempfile.mkdtemp(prefix=f"{path.stem}.partial-", dir=path.parent))
         try:
             compiled = _compile(library, isa, folder)
+            if _hash_inputs(library, isa) != _key(library, isa):
+                # Whoever finds the name would get another kernel than its sources say.
+                raise OSError("a source was edited since this process began: start it again")
             (folder / "checksum").write_text(_checksum(compiled), encoding="ascii")
             os.replace(folder / "checksum", _checksum_file(path))
             os.replace(compiled, path)
