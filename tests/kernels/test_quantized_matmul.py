@@ -299,6 +299,8 @@ def test_under_a_transform_of_torch_func() -> None:
 def test_a_tensor_without_numbers_is_refused() -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
+    if quantized_matmul.unavailable() is not None:
+        pytest.skip("only the kernel reads memory: PyTorch's own operations see what is fake")
     fake = FakeTensorMode().from_tensor(torch.zeros(3, 32))
     with pytest.raises(InvalidArgumentError, match="x is a FakeTensor without numbers in memory"):
         matmul(fake, pack(*draw(32, 32, 16, 4), 4))
