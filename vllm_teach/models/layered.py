@@ -68,7 +68,7 @@ class WorkingDecoderLayer:
         self._rotary = decoder.rotary
         original = decoder.model.layers[index]
         assert isinstance(original, DecoderLayer)
-        self._layer = copy.deepcopy(original).float()
+        self._layer = copy.deepcopy(original).float().requires_grad_(False)
         self.stages = _stages(self._prefix, decoder.config, decoder.device)
 
     def tensor(self, name: str) -> Tensor | None:
@@ -82,9 +82,9 @@ class WorkingDecoderLayer:
         rounded = tensor.to(self._dtype).float()
         setattr(self._module(name), name.rpartition(".")[2], nn.Parameter(rounded, requires_grad=False))
 
-    @torch.no_grad()
     def walk(self, states: Tensor) -> Iterator[Tensor]:
         """Yield the inputs of each stage and take `states` `[samples, len, hidden]` through the layer, IN PLACE."""
+        # Not under torch.no_grad as a decorator, which would keep what was yielded last, of all samples' walks at once.
         layer, samples = self._layer, len(states)
         flat = states.view(-1, states.shape[-1])  # [tokens, hidden]
         positions = torch.arange(states.shape[1], device=states.device).repeat(samples)
