@@ -35,9 +35,9 @@ def calibration_ids(
     if source == BUILTIN:
         texts = [document.text for document in collect_documents() if document.part == "train"]
         random.Random(seed).shuffle(texts)
-        ids = _take(_encode(tokenizer, texts), wanted)
+        ids = _take(encode_texts(tokenizer, texts), wanted)
     else:
-        ids = list(_encode(tokenizer, [_read(Path(source))]))
+        ids = list(encode_texts(tokenizer, [_read(Path(source))]))
     found = len(ids) // length
     if found < samples:
         fewer = f"at most {found} samples" if found else "shorter samples"
@@ -50,8 +50,8 @@ def calibration_ids(
     return pieces[chosen.sort().values]
 
 
-def _encode(tokenizer: Tokenizer, texts: Iterable[str]) -> Iterator[int]:
-    """Yield the ids of all texts, an end of text behind each where the model has one."""
+def encode_texts(tokenizer: Tokenizer, texts: Iterable[str]) -> Iterator[int]:
+    """Yield the ids of all texts, an end of text behind each where the model has one; each is encoded when reached."""
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     for text in texts:
         yield from tokenizer.encode(text)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import torch
 from torch import Tensor
 
 from vllm_teach.attention.shapes import check_count
 from vllm_teach.errors import InvalidArgumentError
 from vllm_teach.models.tokenizer import Tokenizer
+from vllm_teach.training.calibration_text import encode_texts
 from vllm_teach.training.corpus import collect_documents
 
 
@@ -17,11 +20,8 @@ def evaluation_ids(tokenizer: Tokenizer, tokens: int) -> Tensor:
     Raises InvalidArgumentError for fewer than two tokens, and for more than there are.
     """
     check_count("tokens", tokens, 2)
-    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    ids: list[int] = []
-    for document in collect_documents():
-        if document.part == "validation":
-            ids += [*tokenizer.encode(document.text), *end]
-            if len(ids) >= tokens:
-                return torch.tensor(ids[:tokens])
+    texts = (document.text for document in collect_documents() if document.part == "validation")
+    ids = list(islice(encode_texts(tokenizer, texts), tokens))
+    if len(ids) == tokens:
+        return torch.tensor(ids)
     raise InvalidArgumentError(f"tokens={tokens} is more than the {len(ids)} that the text has: use fewer.")
