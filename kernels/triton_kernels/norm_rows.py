@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from vllm_teach.errors import InvalidArgumentError
+from vllm_teach.kernels.matrix_rows import as_rows
 
 from .problem import DTYPES, check_device
 
@@ -71,8 +72,8 @@ def run_on_rows(
     """
     _check(x, residual, parameters)
     size = x.shape[-1]
-    rows = _rows(x)
-    others = rows if residual is None else _rows(residual)
+    rows = as_rows(x)
+    others = rows if residual is None else as_rows(residual)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     total = x if residual is None else torch.empty_like(out)
     arguments: dict[str, Any] = {}
@@ -93,11 +94,6 @@ def run_on_rows(
 def warps(tile: int) -> int:
     """Return how many warps of 32 threads work on a row of `tile` elements: 8 elements a thread where that can be."""
     return min(32, max(1, tile // 256))
-
-
-def _rows(x: torch.Tensor) -> torch.Tensor:
-    rows = x.resolve_neg().reshape(-1, x.shape[-1])
-    return rows if rows.stride(-1) == 1 else rows.contiguous()
 
 
 def _check(x: torch.Tensor, residual: torch.Tensor | None, parameters: dict[str, torch.Tensor | None]) -> None:

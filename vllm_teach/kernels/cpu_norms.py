@@ -14,6 +14,7 @@ from torch import Tensor
 
 from vllm_teach.errors import MissingDependencyError
 from vllm_teach.kernels import cpu_library
+from vllm_teach.kernels.matrix_rows import as_rows
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -67,8 +68,8 @@ def norm(
     `cpu_library.load_library`.
     """
     size = x.shape[-1]
-    rows = _rows(x)
-    added = None if residual is None else _rows(residual)
+    rows = as_rows(x)
+    added = None if residual is None else as_rows(residual)
     held = [None if each is None else each.resolve_neg().contiguous() for each in (weight, bias)]
     out = x.new_empty(x.shape)
     total = x if residual is None else torch.empty_like(out)
@@ -87,13 +88,6 @@ def norm(
     )
     _function(kind, x.dtype, isa_name)(byref(call))
     return out, total
-
-
-def _rows(x: Tensor) -> Tensor:
-    """Return `x` as a matrix whose rows lie behind one another or apart; a copy only where no view is one."""
-    x = x.resolve_neg()
-    matrix = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
-    return matrix if matrix.stride(1) == 1 else matrix.contiguous()
 
 
 @cache

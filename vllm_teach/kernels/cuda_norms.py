@@ -13,6 +13,7 @@ from torch import Tensor
 
 from vllm_teach.errors import InvalidArgumentError, VllmTeachError
 from vllm_teach.kernels import cuda_build
+from vllm_teach.kernels.matrix_rows import as_rows
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)  # numbered as norm_launch counts them
 KINDS = ("rms_norm", "layer_norm")  # the same
@@ -81,8 +82,8 @@ def launch(
     """
     if max(x.shape[-1], x.numel() // max(x.shape[-1], 1)) > _MOST:
         raise InvalidArgumentError(f"x has shape {list(x.shape)}; the kernel takes up to 2**30 rows and columns.")
-    rows = _rows(x)
-    added = None if residual is None else _rows(residual)
+    rows = as_rows(x)
+    added = None if residual is None else as_rows(residual)
     held = [None if each is None else each.contiguous() for each in (weight, bias)]
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     total = x if residual is None else torch.empty_like(out)
@@ -106,9 +107,3 @@ def launch(
     if complaint is not None:
         raise VllmTeachError(f"CUDA did not start the norm of x, of shape {list(x.shape)}: {complaint.decode()}.")
     return out, total
-
-
-def _rows(x: Tensor) -> Tensor:
-    """Return `x` as a matrix whose rows lie behind one another or apart; a copy only where no view is one."""
-    matrix = x.resolve_neg().reshape(-1, x.shape[-1])
-    return matrix if matrix.stride(1) == 1 else matrix.contiguous()
