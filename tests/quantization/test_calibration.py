@@ -13,6 +13,8 @@ from vllm_teach.quantization import calibration
 from vllm_teach.quantization.calibration import METHODS, quantize_layers
 from vllm_teach.quantization.gptq import quantize_gptq
 from vllm_teach.quantization.hessian import Hessian
+from vllm_teach.quantization.layer_at_work import LayerAtWork, Settings
+from vllm_teach.quantization.layered_model import Stage
 from vllm_teach.quantization.rounding import quantize_rtn
 
 CONFIG = ModelConfig("LlamaForCausalLM", 40, 32, 64, 3, 4, 2, 8, 64)
@@ -78,14 +80,15 @@ def test_errors_are_those_of_the_outputs_on_what_the_quantised_part_gives(method
         assert reports[name].error <= reports[name].rtn_error
 
 
-def test_gptq_gets_the_hessian_of_those_inputs():
+def test_gptq_gets_the_hessian_of_those_inputs_and_the_first_ones_on_top():
     _, results = quantized("gptq", act_order=True)
     kept = {name: weight for result in results for name, weight in result.weights.items()}
     same = []
     for name, weight, x in replay(results):
-        hessian = Hessian(x.shape[1])
-        hessian.add(x)
-        expected = quantize_gptq(weight, hessian.matrix, 3, group_size=16, act_order=True)
+        every, first = Hessian(x.shape[1]), Hessian(x.shape[1])
+        every.add(x)
+        first.add(x.unflatten(0, IDS.shape)[:, 0])
+        expected = quantize_gptq(weight, every.matrix + first.matrix / 16, 3, group_size=16, act_order=True)
         same.append((kept[name].codes == expected.codes).float().mean().item())
         assert torch.equal(kept[name].group_of, expected.group_of)
     assert min(same) > 0.98, "but for ties that the order of sums decides"
@@ -142,6 +145,46 @@ def test_awq_reports_what_it_chose():
     assert all(report.method == "awq" and report.damping is None for report in reports)
     assert sum(report.error for report in reports) < 0.8 * sum(report.rtn_error for report in reports)
     assert "model.layers.0.input_layernorm.weight" in results[0].tensors
+
+
+def test_the_first_token_is_not_given_up_for_the_others(monkeypatch):
+    """One token in 512 that is like no other, as the attention sink is, errs less than after rounding to nearest."""
+    from vllm_teach.quantization import layer_at_work
+
+    generator = torch.Generator().manual_seed(0)
+    draw = lambda *shape: torch.randn(*shape, generator=generator)  # noqa: E731
+    others = 2 * draw(4, 512, 4) @ draw(4, 32) + 0.3 * draw(4, 512, 32)
+    sink, weight = draw(32), draw(48, 32)
+    inputs = others.clone()
+    inputs[:, 0] = sink + 0.01 * draw(4, 32)
+
+    def error(method, share):
+        monkeypatch.setattr(layer_at_work, "_FIRST_TOKENS", share)
+        settings = Settings(method, 3, 16, symmetric=False, act_order=False, damping=0.01, min_zero=0)
+        result = LayerAtWork(OneLinear(weight), [iter([inputs])], settings).quantize(0)
+        off = result.weights["linear"].dequantize() - weight
+        return (off @ sink).norm().item(), (others[:, 1:] @ off.T).norm().item()
+
+    rounded, plain, ours = error("rtn", 0), error("gptq", 0), error("gptq", 1 / 16)
+    assert plain[0] > 1.2 * rounded[0], "GPTQ alone gives it up"
+    assert ours[0] < rounded[0]
+    assert ours[1] < 1.1 * plain[1], "and the others hardly lose by it"
+
+
+class OneLinear:
+    """A layer of one linear layer."""
+
+    def __init__(self, weight):
+        self.weight, self.stages = weight, (Stage(("linear",), "norm", torch.arange(weight.shape[1])),)
+
+    def tensor(self, name):
+        return self.weight if name == "linear.weight" else None
+
+    def replace(self, name, tensor):
+        pass
+
+    def walk(self, states):
+        raise NotImplementedError("the test gives the walk itself")
 
 
 def test_gptq_keeps_rounding_to_nearest_where_it_does_no_better(monkeypatch):

@@ -20,7 +20,7 @@ from vllm_teach.quantization.rounding import check_group_size
 __all__ = ["METHODS", "quantize_layers"]
 
 # Tokens that go through a layer at once: what lies between two linear layers exists for so many only.
-_TOKENS_AT_ONCE = 4096
+_TOKENS_AT_ONCE = 2048
 
 
 def quantize_layers(

@@ -108,7 +108,8 @@ def invert_hessian(hessian: Tensor, damping: float = 0.01, *, act_order: bool = 
         matrix = matrix[order][:, order]
     damping = float(damping)
     while math.isfinite(damping * mean):
-        damped = matrix + damping * mean * torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
+        damped = matrix.clone()
+        damped.diagonal().add_(damping * mean)
         lower, failed = torch.linalg.cholesky_ex(damped)
         if not failed:
             upper, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)

@@ -42,7 +42,7 @@ class Hessian:
                 "calibration text; check it in float32."
             )
         self._magnitudes += magnitudes.to(self._magnitudes.device)
-        self._products += products.to(self._products)
+        self._products += products.to(self._products.device)
         self.tokens += len(x)
 
     @property
