@@ -222,12 +222,15 @@ def matmul(
     tile_m, tile_n = max(16, min(triton.next_power_of_2(tokens), 64 if x.element_size() == 2 else 16)), 64
     programs = triton.cdiv(tokens, tile_m) * triton.cdiv(out_features, tile_n)
     chunks, one_group = len(packed.codes) // PART, packed.group_size % PART == 0
+    bias_or_any = x if bias is None else bias.resolve_neg().contiguous()  # x: not read
     if splits is None:
         splits = choose_splits(programs, chunks, x.device)
+    elif splits < 1:
+        raise InvalidArgumentError(f"splits is {splits}; give a whole number from 1.")
     out = x.new_empty(splits, tokens, out_features, dtype=dtype if splits == 1 else torch.float32)
     with torch.cuda.device_of(x):
         dequantize_matmul_kernel[(programs * splits,)](
-            x, packed.codes, packed.scales, packed.zeros, x if bias is None else bias.contiguous(), out,
+            x, packed.codes, packed.scales, packed.zeros, bias_or_any, out,
             x_row=x.stride(0), codes_row=packed.codes.stride(0), tokens=tokens, in_features=packed.in_features,
             out_features=out_features, group_size=packed.group_size, groups=len(packed.scales), chunks=chunks,
             splits=splits, STORED=STORED_BITS[packed.bits], PART=PART, TILE_M=tile_m, TILE_N=tile_n,
@@ -249,6 +252,8 @@ def gated_matmul(
 
     As `matmul`, with the two halves rounded to float32 in between.
     """
+    if packed.out_features % 2:
+        raise InvalidArgumentError(f"packed has {packed.out_features} rows: gate and up must have half of them each.")
     gate, up = matmul(x, packed, bias, torch.float32).chunk(2, dim=1)
     return (F.silu(gate) * up).to(out_dtype or x.dtype)
 

@@ -226,7 +226,7 @@ def flash_backward(
 
 def _inputs(problem: Problem, out: torch.Tensor, lse: torch.Tensor, dout: torch.Tensor) -> dict[str, Any]:
     """Compute delta and return the arguments that both kernels take."""
-    dout = dout.contiguous()
+    dout = dout.resolve_neg().contiguous()
     delta = torch.empty_like(lse)
     sizes = {"HEAD_DIM": problem.head_dim, "DIM": padded(problem.head_dim), "TILE_Q": 64}
     with torch.cuda.device_of(out):

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from vllm_teach.errors import InvalidArgumentError
-from vllm_teach.kernels.matrix_rows import as_rows
+from vllm_teach.kernels.matrix_rows import as_rows, check_alike
 
 from .problem import DTYPES, check_device
 
@@ -78,7 +78,7 @@ def run_on_rows(
     total = x if residual is None else torch.empty_like(out)
     arguments: dict[str, Any] = {}
     for name, tensor in parameters.items():
-        arguments[f"{name}_ptr"] = out if tensor is None else tensor.contiguous()  # out: not read
+        arguments[f"{name}_ptr"] = out if tensor is None else tensor.resolve_neg().contiguous()  # out: not read
         arguments[f"HAS_{name.upper()}"] = tensor is not None
     tile = triton.next_power_of_2(size)
     if len(rows) > 0:
@@ -103,16 +103,5 @@ def _check(x: torch.Tensor, residual: torch.Tensor | None, parameters: dict[str,
         )
     if x.dtype not in DTYPES:
         raise InvalidArgumentError(f"x has dtype {x.dtype}; the kernels take float16, bfloat16 and float32.")
-    shapes = {"residual": x.shape} | dict.fromkeys(parameters, x.shape[-1:])
-    for name, tensor in {"residual": residual, **parameters}.items():
-        if tensor is None:
-            continue
-        if tensor.shape != shapes[name]:
-            raise InvalidArgumentError(
-                f"{name} has shape {list(tensor.shape)} and x {list(x.shape)}; give {name} as {list(shapes[name])}."
-            )
-        if tensor.dtype != x.dtype or tensor.device != x.device:
-            raise InvalidArgumentError(
-                f"{name} is {tensor.dtype} on {tensor.device} and x {x.dtype} on {x.device}; make them equal."
-            )
+    check_alike(x, residual, parameters)
     check_device(x, "x")

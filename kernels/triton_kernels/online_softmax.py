@@ -76,7 +76,7 @@ def online_softmax(x: torch.Tensor, tile: int = 1024) -> torch.Tensor:
         raise InvalidArgumentError(
             "x has dtype torch.bfloat16, which Triton's interpreter rounds towards zero; use float16 or float32 there."
         )
-    x = x.contiguous()
+    x = x.resolve_neg().contiguous()
     out = torch.empty_like(x)
     rows, cols = x.shape
     if rows > 0:

@@ -86,6 +86,8 @@ def test_prepared_calls(needs_kernel: None, backend: str) -> None:
     assert torch.equal(prepared(q, v, k), wanted[1])
     with pytest.raises(InvalidArgumentError, match="this call was prepared for"):
         prepared(q, k[1:], v[1:])
+    with pytest.raises(InvalidArgumentError, match=r"type='meta'.* this call was prepared for"):
+        prepared(q, k.to("meta"), v)
 
 
 def test_what_fits_no_packed_cache_is_refused() -> None:
@@ -98,6 +100,18 @@ def test_what_fits_no_packed_cache_is_refused() -> None:
         ((q, k, v[..., 4:]), "^v has "),
         ((q, k, keys), "^v has dtype torch.float32"),
         ((q.bfloat16(), k, v), "^k has dtype torch.int8 .* packed for a q of torch.bfloat16 .* 18 bytes"),
+    ):
+        for call in (cpu.run, Prepared):
+            with pytest.raises(InvalidArgumentError, match=named):
+                call(*bad, layout=layout, causal=True)
+    elsewhere, flat = k.to("meta"), torch.zeros(k.numel() + 1, dtype=torch.int8)
+    for bad, named in (
+        ((q, elsewhere, elsewhere), "^k is on meta and q on cpu; move one to the other"),
+        ((q, k, elsewhere), "^v is on meta and q on cpu"),
+        ((q, k, v.to_sparse()), "^v is of layout torch.sparse_coo"),
+        ((q, flat[1:].view(k.shape), v), r"^k has strides .* starts at byte 1; .* at multiples of 4: copy it\."),
+        ((q, k, torch.zeros(*k.shape[:-1], 21, dtype=torch.int8)[..., :20]), "^v has strides"),
+        ((q, k.mT.contiguous().mT, v), "^k has strides"),
     ):
         for call in (cpu.run, Prepared):
             with pytest.raises(InvalidArgumentError, match=named):

@@ -105,6 +105,12 @@ def test_rows_that_lie_apart_or_are_not_aligned(library):
     assert run(library, "rms_norm", wide[:0])[0].shape == (0, 100)
 
 
+def test_a_negation_that_is_put_off_counts(library):
+    x, weight, bias = torch.randn(2, 40), torch.randn(40), torch.randn(40)
+    put_off = [torch._neg_view(each) for each in (x, weight, bias)]
+    assert torch.equal(run(library, "layer_norm", *put_off)[0], run(library, "layer_norm", -x, -weight, -bias)[0])
+
+
 def test_without_weight_and_bias(library):
     x = torch.randn(2, 3, 40)
     for kind in cuda_norms.KINDS:
@@ -155,6 +161,22 @@ def test_more_rows_than_a_grid_has_are_refused(library):
         InvalidArgumentError, match=r"x has shape \[1073741825, 1\]; the kernel takes up to 2\*\*30 rows"
     ):
         run(library, "rms_norm", torch.zeros(1, 1).expand(2**30 + 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"x": torch.tensor(1.0)}, r"x has shape \[\] and dtype torch.float32; give \[..., size\]"),
+        ({"x": torch.zeros(2, 8).double()}, r"dtype torch.float64; give \[..., size\] in float16, bfloat16 or float32"),
+        ({"residual": torch.zeros(1, 8)}, r"residual has shape \[1, 8\] and x \[2, 8\]; give residual as \[2, 8\]"),
+        ({"weight": torch.zeros(7)}, r"weight has shape \[7\]"),
+        ({"bias": torch.zeros(8).half()}, r"bias is torch.float16 on cpu and x torch.float32 on cpu; make them equal"),
+        ({"weight": torch.zeros(8, device="meta")}, r"weight is torch.float32 on meta"),
+    ],
+)
+def test_what_would_be_read_wrongly_is_refused(library, changes, words):
+    with pytest.raises(InvalidArgumentError, match=words):
+        run(library, "layer_norm", **{"x": torch.zeros(2, 8)} | changes)
 
 
 def test_what_cuda_says_becomes_a_typed_error(library, monkeypatch):

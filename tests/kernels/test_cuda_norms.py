@@ -76,9 +76,11 @@ def test_another_source_gpu_or_pytorch_is_another_library(monkeypatch):
     paths.add(cuda_build.library_path())
     monkeypatch.setattr(torch, "__version__", "9.9")
     paths.add(cuda_build.library_path())
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "7.5")  # one for those alone would not run here, now or later
+    paths.add(cuda_build.library_path())
     monkeypatch.setattr(cuda_build.kernels, "source", lambda name: "another")
     paths.add(cuda_build.library_path())
-    assert len(paths) == 4
+    assert len(paths) == 5
 
 
 @pytest.mark.skipif(not has_gpu, reason="PyTorch sees no CUDA device to run the kernels on")

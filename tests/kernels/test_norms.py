@@ -85,6 +85,7 @@ EXTREME = {
     "one that stands out": torch.cat((draw(576), torch.tensor([1e6]))),
     "one huge": torch.cat((torch.tensor([3e38]), draw(576))),
     "both ends": torch.cat((torch.full((288,), 1.5e38), torch.full((289,), -1.5e38))),
+    "further apart than float32 counts": torch.cat((torch.full((576,), 3.4e38), torch.tensor([-3.4e38]))),
 }
 
 

@@ -49,6 +49,7 @@ for dtype, tolerance in ((torch.float32, 1e-6), (torch.float16, 1e-3)):
     every_other = torch.randn(6, 40, generator=generator).to(dtype)[:, ::2]
     out = online_softmax(every_other, tile=16)
     torch.testing.assert_close(out, online_softmax_spec(every_other), rtol=0, atol=tolerance)
+    assert torch.equal(online_softmax(torch._neg_view(x[5:])), online_softmax(-x[5:]))
     empty = torch.zeros(3, 0, dtype=dtype)
     assert online_softmax(empty).shape == online_softmax_spec(empty).shape == (3, 0)
 

@@ -154,6 +154,15 @@ def test_gated(half: int, bits: int, isa: str | None) -> None:
             torch.testing.assert_close(found.double(), gate * torch.sigmoid(gate) * up, rtol=1e-4, atol=1e-5)
 
 
+def test_a_gate_that_fills_no_panel_is_computed_by_the_kernel_too(isa: str | None, monkeypatch) -> None:
+    if isa is None:
+        pytest.skip("there is no kernel")
+    packed, x = pack(*draw(40, 64, 32, 4), 4), torch.randn(30, 64, generator=torch.Generator().manual_seed(4))
+    expected = torch.cat([gated_matmul(row[None], packed, isa=isa) for row in x])
+    monkeypatch.setattr(quantized_matmul, "_plain", lambda *_: pytest.fail("was computed in plain PyTorch"))
+    assert torch.equal(gated_matmul(x, packed, isa=isa), expected)
+
+
 def test_a_gate_of_any_size(isa: str | None) -> None:
     """silu(x) is 0 far below 0 and x far above."""
     packed = pack(torch.full((32, 8), 9, dtype=torch.uint8), torch.ones(32, 1).half(), torch.full((32, 1), 8).byte(), 4)

@@ -80,6 +80,13 @@ def test_rows_of_zeros_huge_tiny_and_undefined_numbers(dtype: torch.dtype) -> No
     assert found[4:].isnan().all(dim=-1).all()  # an overflow stays one, and shows in the logits
 
 
+@pytest.mark.parametrize("size", [1e-27, 1e-29, 1e-33, 1e-36])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tiny_rows_are_as_exact_as_others(dtype: torch.dtype, size: float) -> None:
+    x = (torch.linspace(-1, 1, 33, dtype=torch.float64) * size).to(dtype)
+    assert ((there_and_back(x) - x).double().abs() <= x.double().abs().max() / 150).all()
+
+
 def test_a_token_is_packed_alike_in_every_company() -> None:
     k = random_rows(40, HEAD_DIM).view(20, HEADS, HEAD_DIM)
     assert torch.equal(pack(k), torch.cat([pack(row) for row in k.split(1)]))

@@ -76,19 +76,33 @@ def test_a_file_that_breaks_off_has_no_name(tmp_path, monkeypatch):
     assert [path.name for path in (tmp_path / "out").iterdir()] == [MANIFEST]
 
 
+@pytest.mark.parametrize("name", ["a.safetensors.tmp", ".tmpH5Ecw6"])
+def test_what_a_killed_process_left_amid_a_write_is_not_published(name, tmp_path):
+    """safetensors writes under a name of its own first, which once came along."""
+    with PartialFolder(tmp_path / "out", RUN) as folder:
+        (folder.path / name).write_bytes(b"half")
+    with PartialFolder(tmp_path / "out", RUN) as folder:
+        folder.publish()
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [MANIFEST]
+
+
 def test_what_is_there_already_is_never_touched(tmp_path):
     (tmp_path / "out").mkdir()
     with pytest.raises(InvalidArgumentError, match="is there already"):
         PartialFolder(tmp_path / "out", RUN)
-    mine = tmp_path / "other.partial"
-    mine.mkdir()
-    (mine / "diary.txt").write_text("dear diary")
-    with pytest.raises(InvalidArgumentError, match=f"is no unfinished run, it has no {MANIFEST}"):
-        PartialFolder(tmp_path / "other", RUN).__enter__()
-    assert (mine / "diary.txt").read_text() == "dear diary"
+    for name in ("diary.txt", "diary.tmp"):
+        mine = tmp_path / f"{name}.partial"
+        mine.mkdir()
+        (mine / name).write_text("dear diary")
+        with pytest.raises(InvalidArgumentError, match=f"is no unfinished run, it has no {MANIFEST}"):
+            PartialFolder(tmp_path / name, RUN).__enter__()
+        assert (mine / name).read_text() == "dear diary"
 
 
-@pytest.mark.parametrize("text", ["{", "3", "", "{}", '{"run": 3, "parts": []}'])
+@pytest.mark.parametrize(
+    "text",
+    ["{", "3", "", "{}", '{"run": 3, "parts": []}', '{"run": {}, "parts": [3]}', pytest.param("[" * 10**5, id="deep")],
+)
 def test_a_damaged_manifest_is_named(text, tmp_path):
     with PartialFolder(tmp_path / "out", RUN) as folder:
         (folder.path / MANIFEST).write_text(text)
@@ -109,7 +123,7 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path):
         PartialFolder(tmp_path / "file" / "out", RUN).__enter__()
 
 
-@pytest.mark.parametrize("name", ["y" * 300, "nowhere/.."])
+@pytest.mark.parametrize("name", ["y" * 300, "nowhere/..", "a\0b", "a\ud800b"])
 def test_a_name_that_no_folder_can_have_is_refused(name, tmp_path):
     with pytest.raises(InvalidArgumentError, match="is no name for a new folder"):
         PartialFolder(tmp_path / name, RUN)

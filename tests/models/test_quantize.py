@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from vllm_teach.errors import InvalidArgumentError, ModelNotFoundError
+from vllm_teach.errors import InvalidArgumentError, ModelLoadError, ModelNotFoundError
 from vllm_teach.models.layered import LayeredDecoder
 from vllm_teach.models.load import load_model
 from vllm_teach.models.partial_folder import MANIFEST
@@ -177,6 +178,17 @@ def test_the_summary_counts_bytes_and_errors(source, tmp_path):
     assert "other loaders refuse it" not in text
 
 
+def test_the_summary_counts_where_a_method_was_better_and_not_where_it_was_used(source, tmp_path):
+    """AWQ's weights are kept in every layer, and in some they err more than rounding to nearest."""
+    summary = quantize_model(source, tmp_path / "out", CONFIGS["awq"], IDS, progress=False)
+    errors = [report.rtn_error * share for report, share in zip(summary.reports.values(), (0.9, 1, 1.1), strict=False)]
+    reports = {
+        name: replace(report, error=error)
+        for (name, report), error in zip(summary.reports.items(), errors, strict=False)
+    }
+    assert "awq was better in 1)" in str(replace(summary, reports=reports))
+
+
 def test_the_summary_says_what_others_cannot_read(source, tmp_path):
     summary = quantize_model(source, tmp_path / "out", CONFIGS["awq, int8 head"], IDS, progress=False)
     assert "int8 embedding and output matrix" in str(summary)
@@ -219,6 +231,40 @@ def test_a_run_that_breaks_off_goes_on_to_the_same_files(name, stop_after, sourc
     assert files == sorted(path.name for path in out.iterdir())
     for file in files:
         assert (out / file).read_bytes() == (tmp_path / "whole" / file).read_bytes(), file
+
+
+def test_a_run_goes_on_to_the_same_files_where_norms_are_narrower_than_the_rest(tmp_path, tiny_hf, monkeypatch):
+    """AWQ's divided norms were once rounded to what they had been stored in, and the run went on from those."""
+    source = tmp_path / "source"
+    tiny_hf("llama", tie_word_embeddings=True).save_pretrained(source)
+    tensors = {name: t.half() if name.endswith("norm.weight") else t for name, t in tensors_of(source).items()}
+    save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
+    quantize_model(source, tmp_path / "whole", CONFIGS["awq"], IDS, progress=False)
+    plain_save = QuantizedFiles.save_layer
+
+    def save_the_first(files: QuantizedFiles, result: object) -> None:
+        if result.layer == 1:
+            raise KeyboardInterrupt
+        plain_save(files, result)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(QuantizedFiles, "save_layer", save_the_first)
+        with pytest.raises(KeyboardInterrupt):
+            quantize_model(source, tmp_path / "out", CONFIGS["awq"], IDS, progress=False)
+    quantize_model(source, tmp_path / "out", CONFIGS["awq"], IDS, progress=False)
+    for file in (tmp_path / "whole").iterdir():
+        assert (tmp_path / "out" / file.name).read_bytes() == file.read_bytes(), file.name
+
+
+@pytest.mark.parametrize("name", ["model.embed_tokens.weight", "model.layers.1.mlp.up_proj.weight"])
+def test_a_source_that_lacks_a_tensor_is_named_before_anything_is_written(name, source, tmp_path):
+    copy = tmp_path / "source"
+    copy.mkdir()
+    (copy / "config.json").write_bytes((source / "config.json").read_bytes())
+    save_file({each: t for each, t in tensors_of(source).items() if each != name}, copy / "model.safetensors")
+    with pytest.raises(ModelLoadError, match=f"tensor {name} is missing from"):
+        quantize_model(copy, tmp_path / "out", CONFIGS["rtn"], progress=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
 @pytest.fixture
@@ -324,6 +370,12 @@ def test_reports_are_read_from_the_run_that_made_them(source, tmp_path):
         read_reports(source, tmp_path / "out", CONFIGS["gptq"], IDS[:2])
     with pytest.raises(InvalidArgumentError, match=r"has no quantize\.json"):
         read_reports(source, source, CONFIGS["gptq"], IDS)
+    manifest = json.loads((tmp_path / "out" / MANIFEST).read_text())
+    for damage in ({"x": {"eror": 1.0}}, {"x": 3}, 3):
+        manifest["parts"][0]["reports"] = damage
+        (tmp_path / "out" / MANIFEST).write_text(json.dumps(manifest))
+        with pytest.raises(ModelLoadError, match=r"quantize\.json is damaged"):
+            read_reports(source, tmp_path / "out", CONFIGS["gptq"], IDS)
 
 
 def test_a_source_that_is_none_is_refused(tmp_path):

@@ -47,9 +47,18 @@ def test_the_exact_side_is_the_models_own_and_the_other_lies_near(llm: LLM) -> N
     assert found.bytes_ratio == 12 / 32
 
 
-@pytest.mark.parametrize("texts", [[], [[1]], [[1, 2], [3] * 16]])
-def test_texts_that_say_nothing_or_do_not_fit(llm: LLM, texts: list[list[int]]) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"^texts has .*: give at least one, each of 2 to 15 tokens\.$"):
+@pytest.mark.parametrize(
+    ("texts", "words"),
+    [
+        ([], "0 texts"),
+        ([[1]], "1 texts, of 1 to 1 tokens"),
+        ([[1, 2], *[[3] * 16] * 99], "100 texts, of 2 to 16 tokens"),
+    ],
+)
+def test_texts_that_say_nothing_or_do_not_fit(llm: LLM, texts: list[list[int]], words: str) -> None:
+    with pytest.raises(
+        InvalidArgumentError, match=rf"^texts has {words}: give at least one, each of 2 to 15 tokens\.$"
+    ):
         compare_kv_caches(llm, texts)
 
 

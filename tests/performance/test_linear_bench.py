@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from vllm_teach.errors import InvalidArgumentError
+from vllm_teach.kernels.quantized_matmul import rows
 from vllm_teach.performance import linear_bench
 from vllm_teach.performance.linear_bench import BASELINE, LinearBench, LinearShapes, bench_linear, format_linear
 
@@ -71,6 +72,12 @@ def test_the_stack_computes_what_its_layers_say() -> None:
     expected = F.linear(F.silu(F.linear(y, dense["gate"])) * F.linear(y, dense["up"]), dense["down"])
     assert {name: value.shape for name, value in found.items()} == dict.fromkeys(METHODS[:3], (3, 64))
     torch.testing.assert_close(found[BASELINE], expected, rtol=0.05, atol=expected.abs().max().item() / 50)
+    for bits, packed in stack._packed.items():
+        weights = {name: rows(each[-1], torch.arange(each[-1].out_features)).double() for name, each in packed.items()}
+        y = F.linear(F.linear(x.double(), weights["qkv"])[:, :64], weights["o"])
+        gate, up = F.linear(y, weights["gate_up"]).chunk(2, dim=1)
+        expected = F.linear(F.silu(gate) * up, weights["down"])
+        torch.testing.assert_close(found[bits], expected, rtol=0.05, atol=expected.abs().max().item() / 50)
 
 
 def test_the_table_prints_and_saves_every_row() -> None:
@@ -88,6 +95,11 @@ def test_the_table_prints_and_saves_every_row() -> None:
     [
         ({"rounds": 0}, r"rounds=0 measures nothing: use a whole number, 1 or more\."),
         ({"tokens": (1, 0)}, r"tokens=0 is nothing to multiply: use a whole number, 1 or more\."),
+        *(
+            ({"shapes": LinearShapes(**{name: 0})}, rf"shapes\.{name} is 0; give a whole number from 1\.")
+            for name in ("hidden", "kv", "inner", "vocab", "layers")
+        ),
+        ({"shapes": LinearShapes(vocab=100)}, r"shapes\.vocab=100 is not valid: use a multiple of 16\."),
         ({"shapes": LinearShapes(hidden=100)}, r"shapes\.hidden=100 is not valid: use a multiple of 64\."),
     ],
 )

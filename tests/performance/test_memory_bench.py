@@ -29,5 +29,13 @@ def test_the_command_prints_the_table_and_writes_it(tmp_path, capsys) -> None:
 def test_an_unknown_mix_and_a_cache_without_demand_are_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="mix='code' is not known"):
         bench_memory("code")
-    with pytest.raises(InvalidArgumentError, match="none waited"):
-        format_memory(bench_memory(num_requests=3, num_slots=65_536))
+    for slots in (65_536, 10**15):
+        with pytest.raises(InvalidArgumentError, match=rf"num_slots={slots} holds all requests at once, \d+ slots, so"):
+            bench_memory(num_requests=3, num_slots=slots)
+
+
+def test_a_cache_without_a_block_and_requests_without_end_are_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"block_size=16 is not valid: use 1 to num_slots=15\."):
+        bench_memory(num_slots=15)
+    with pytest.raises(InvalidArgumentError, match=r"num_requests=100001 would take hours: use at most 100000\."):
+        bench_memory(num_requests=100_001)

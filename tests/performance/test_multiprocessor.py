@@ -19,6 +19,8 @@ from vllm_teach.performance.multiprocessor import resident_threads
         (16, 32, 0, 1024, "blocks"),
         (32, 256, 48 * 1024, 768, "shared memory"),
         (1, 33, 0, 2048, "threads"),
+        (73, 32, 0, 768, "registers"),  # 6 warps in each of four parts: what is left over in them makes no 25th
+        (33, 96, 0, 1536, "registers"),
     ],
 )
 def test_an_a100(registers: int, block: int, shared: int, threads: int, limit: str) -> None:
@@ -41,6 +43,8 @@ def test_an_h100_has_more_shared_memory() -> None:
         ((32, 256, -1), "shared_bytes"),
         ((32, 256, 0, "sm_20"), "arch is 'sm_20'; choose one of sm_80, sm_90"),
         ((255, 1024), "more than one multiprocessor of an A100 has"),
+        ((16, 1025), "block_threads is 1025 and needs more"),
+        ((256, 32), "take fewer threads, registers or bytes"),
         ((32, 256, 200 * 1024), "more than one multiprocessor"),
     ],
 )

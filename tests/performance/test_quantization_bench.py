@@ -14,13 +14,8 @@ from vllm_teach.models import load_model, load_tokenizer, resolve_model
 from vllm_teach.models.attend import full_causal
 from vllm_teach.models.decoder import Decoder
 from vllm_teach.performance import quantization_bench
-from vllm_teach.performance.quantization_bench import (
-    VARIANTS,
-    QuantizationBench,
-    Variant,
-    bench_quantization,
-    format_quantization,
-)
+from vllm_teach.performance.quantization_bench import QuantizationBench, bench_quantization, format_quantization
+from vllm_teach.performance.quantization_plan import VARIANTS, Variant
 from vllm_teach.performance.quantization_result import provenance, read_quantization
 from vllm_teach.quantization.checkpoint import QuantizedCheckpoint
 from vllm_teach.quantization.quantization_config import QuantizationConfig
@@ -158,9 +153,30 @@ def test_a_folder_that_no_run_made_is_refused(texts: tuple[Tensor, Tensor], tmp_
         measure(texts, tmp_path)
 
 
-def test_without_bfloat16_there_is_nothing_to_compare_with(texts: tuple[Tensor, Tensor], tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgumentError, match="variants has no 'bf16'"):
-        bench_quantization("tiny", *texts, tmp_path, variants=CHOSEN[:1], progress=False)
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"variants": CHOSEN[:1]}, "variants has no 'bf16'"),
+        ({"window": 1}, "window=1 is not valid"),
+        ({"rounds": 0}, "rounds=0 measures nothing"),
+        ({"decode_tokens": 0}, "decode_tokens=0 is not valid: use a whole number from 1 to 496"),
+        ({"decode_tokens": 497}, "decode_tokens=497 is not valid"),
+        ({"evaluation_ids": torch.arange(257)}, "tokens=257 are too few"),
+        ({"evaluation_ids": torch.ones(2, 300)}, "token_ids has dtype torch.float32"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before_anything_is_quantised(
+    arguments: dict, words: str, texts: tuple[Tensor, Tensor], tmp_path: Path
+) -> None:
+    good = {"evaluation_ids": texts[0], "calibration_ids": texts[1], "folder": tmp_path, "progress": False}
+    with pytest.raises(InvalidArgumentError, match=words):
+        bench_quantization("tiny", **{**good, **arguments})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_row_that_was_not_measured_is_named(bench: QuantizationBench) -> None:
+    with pytest.raises(InvalidArgumentError, match="name='awq4' was not measured: use one of 'fp32', 'bf16', 'rtn3'"):
+        bench.row("awq4")
 
 
 def test_the_table(bench: QuantizationBench) -> None:
@@ -191,24 +207,30 @@ def test_the_file_gives_the_same_result_back(bench: QuantizationBench, tmp_path:
         read_quantization(file)
 
 
-def test_the_command(monkeypatch: pytest.MonkeyPatch, bench: QuantizationBench, tmp_path: Path, capsys) -> None:
-    documents = [Document(f"topics/{i}", f"This is text number {i}. " * 20) for i in range(40)]
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch, bench: QuantizationBench) -> dict[str, object]:
+    """What the command has measured, once it has been given; nothing is."""
+    documents = [Document(f"topics/{i}", f"This is text number {i}. " * 20) for i in range(150)]
     for module in (calibration_text, evaluation_text):
         monkeypatch.setattr(module, "collect_documents", lambda: documents)
-    seen: dict[str, object] = {}
+    given: dict[str, object] = {}
 
     def measured(model: str, evaluation: Tensor, calibration: Tensor, folder: Path, **options: object) -> object:
-        seen.update(model=model, evaluation=evaluation.shape, calibration=calibration.shape, folder=folder, **options)
+        given.update(model=model, evaluation=evaluation.shape, calibration=calibration.shape, folder=folder, **options)
         return bench
 
     monkeypatch.setattr(quantization_bench, "bench_quantization", measured)
+    return given
+
+
+def test_the_command(seen: dict[str, object], bench: QuantizationBench, tmp_path: Path, capsys) -> None:
     output = tmp_path / "result.json"
-    sizes = ["--samples", "3", "--length", "16", "--tokens", "40", "--window", "32", "--rounds", "2"]
+    sizes = ["--samples", "3", "--length", "16", "--tokens", "300", "--window", "32", "--rounds", "2"]
     arguments = ["bench", "quantization", "--model", "tiny", "--folder", str(tmp_path), *sizes]
     assert cli.main([*arguments, "--json", str(output), "--quiet"]) == 0
     assert seen == {
         "model": "tiny",
-        "evaluation": (40,),
+        "evaluation": (300,),
         "calibration": (3, 16),
         "folder": tmp_path,
         "window": 32,
@@ -219,6 +241,18 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, bench: QuantizationBench, 
     back = read_quantization(output)
     assert back.rows == bench.rows
     assert f"written by `vllm-teach {' '.join(arguments)} --json {output} --quiet`" in provenance(back, output)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "calibration", "evaluation"),
+    [([], (8, 128), 1000), (["--samples", "3"], (3, 128), 1000), (["--length", "16", "--tokens", "400"], (8, 16), 400)],
+)
+def test_a_quick_look_takes_the_sizes_that_are_given(
+    sizes: list[str], calibration: tuple[int, int], evaluation: int, seen: dict[str, object]
+) -> None:
+    """They were once ignored without a word."""
+    assert cli.main(["bench", "quantization", "--model", "tiny", "--quick", "--quiet", *sizes]) == 0
+    assert (seen["calibration"], seen["evaluation"]) == (calibration, (evaluation,))
 
 
 def test_the_tiny_models_folders_are_what_the_names_say(bench: QuantizationBench, folder: Path) -> None:

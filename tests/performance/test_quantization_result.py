@@ -47,12 +47,18 @@ def test_provenance_names_file_device_versions_and_command(bench, tmp_path):
     assert str(tmp_path) not in text
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"rows": 3}'])
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"rows": 3}', pytest.param("[" * 10**5, id="deep")])
 def test_other_files_are_refused(text, tmp_path):
     file = tmp_path / "result.json"
     file.write_text(text)
     with pytest.raises(InvalidArgumentError, match=r"result\.json"):
         read_quantization(file)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    for path in (tmp_path / "nowhere.json", tmp_path):
+        with pytest.raises(InvalidArgumentError, match=f"file='{path.name}' holds no result"):
+            read_quantization(path)
 
 
 def test_a_missing_data_file_is_named():

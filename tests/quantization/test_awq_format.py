@@ -60,6 +60,13 @@ def test_what_the_layout_cannot_hold_is_refused(weight, complaint):
         pack_awq(weight)
 
 
+def test_tensors_without_groups_are_refused():
+    """Once a division by zero."""
+    tensors = pack_awq(random_weight())
+    with pytest.raises(InvalidArgumentError, match="they must be"):
+        unpack_awq({**tensors, "qzeros": tensors["qzeros"][:0], "scales": tensors["scales"][:0]})
+
+
 @pytest.mark.parametrize("name", ["qweight", "qzeros", "scales"])
 def test_tensors_that_do_not_fit_together_are_refused(name):
     tensors = pack_awq(random_weight())

@@ -66,6 +66,12 @@ def test_it_is_read_as_a_percentage():
     assert shown == "perplexity +5.00 % (95 % interval +5.00 % … +5.00 %)"
 
 
+def test_a_change_beyond_float64_is_infinite():
+    """Once an OverflowError of Python's."""
+    change = perplexity_change(torch.full((1000,), 1e4), torch.ones(1000))
+    assert (change.ratio, change.low, change.high) == (math.inf, math.inf, math.inf)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

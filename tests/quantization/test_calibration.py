@@ -265,6 +265,7 @@ def test_a_whole_row_may_share_a_scale():
         (IDS, {"method": "awq", "min_zero": 1}, "min_zero=1 is not for method='awq'"),
         (IDS, {"min_zero": -1}, "min_zero=-1 is not valid"),
         (IDS, {"start": 4}, "start=4 is not valid: give a layer from 0 to 3"),
+        (IDS, {"start": 1.5}, "start=1.5 is not valid"),
         (IDS, {"damping": -1}, "damping=-1 is not valid"),
         (None, {}, "calibration_ids is None, and method='gptq' needs text"),
         (IDS[0], {}, r"calibration_ids has dtype torch.int64 and shape \[24\]"),

@@ -202,6 +202,9 @@ def test_a_file_that_is_cut_or_missing_is_named(tmp_path):
     index.write_text("{}")
     with pytest.raises(ModelLoadError, match=r"index\.json is damaged"):
         read_quantized(tmp_path, MODULE)
+    index.write_text("[" * 100_000)
+    with pytest.raises(ModelLoadError, match=r"index\.json is damaged"):
+        read_quantized(tmp_path, MODULE)
     index.write_text(json.dumps({"weight_map": {f"{MODULE}.qweight": "gone.safetensors"}}))
     with pytest.raises(ModelLoadError, match=r"gone\.safetensors is damaged or missing"):
         read_quantized(tmp_path, MODULE)

@@ -11,6 +11,9 @@ from vllm_teach.quantization.quantized_weight import QuantizedWeight
     ("changes", "words"),
     [
         ({"bits": 4.0}, "bits=4.0 is not valid"),
+        ({"codes": torch.zeros(4, 0).byte()}, r"codes has shape \[4, 0\], .* and not empty"),
+        ({"codes": torch.full((4, 16), 16).byte()}, "codes holds 16, and 4 bits end at 15"),
+        ({"zeros": torch.full((4, 2), 255).byte()}, "zeros holds 255, and 4 bits end at 15"),
         ({"codes": torch.zeros(4, 16)}, r"are torch\.float32, torch\.float16, torch\.uint8: they must be uint8"),
         ({"scales": torch.ones(4, 2)}, r"are torch\.uint8, torch\.float32, torch\.uint8"),
         ({"scales": torch.ones(2).half(), "zeros": torch.zeros(2).byte()}, r"scales \[2\] and zeros \[2\]"),

@@ -13,7 +13,7 @@ from vllm_teach.errors import InvalidArgumentError
 from vllm_teach.models import load_model
 from vllm_teach.models.scoring import decoder_parts
 from vllm_teach.quantization import Perplexity, perplexity
-from vllm_teach.quantization.sliding_window import windows
+from vllm_teach.quantization.sliding_window import check_window, windows
 
 VOCAB = 11
 
@@ -149,6 +149,12 @@ def test_arguments_that_cannot_work(ids, arguments, message):
 
     with pytest.raises(InvalidArgumentError, match=message):
         perplexity(table, ids, **{"window": 8, **arguments})
+
+
+def test_a_window_may_be_as_long_as_the_context():
+    assert check_window(np.int64(8), 8) == 8
+    with pytest.raises(InvalidArgumentError, match="window=9 is longer than the model's context: use at most 8"):
+        check_window(9, 8)
 
 
 def test_models_of_the_wrong_shape_are_named():

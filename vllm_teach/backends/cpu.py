@@ -197,8 +197,8 @@ class _Prepared:
 
 
 def _likeness(*tensors: torch.Tensor) -> tuple[tuple[object, ...], ...]:
-    """Return the dtype, shape and strides of each: tensors that are alike in them can stand for one another."""
-    return tuple((tensor.dtype, tuple(tensor.shape), tensor.stride()) for tensor in tensors)
+    """Return what each is like: tensors of one device, dtype, shape and strides can stand for one another."""
+    return tuple((tensor.device, tensor.dtype, tuple(tensor.shape), tensor.stride()) for tensor in tensors)
 
 
 def _places(

@@ -12,6 +12,7 @@ import warnings
 import torch
 
 from vllm_teach.attention.layout import Layout, Paged
+from vllm_teach.attention.shapes import check_tensor
 from vllm_teach.errors import InvalidArgumentError, MissingDependencyError
 from vllm_teach.kvcache.quantized_storage import packed_bytes
 
@@ -46,15 +47,25 @@ def is_packed(k: torch.Tensor, layout: Layout | None) -> bool:
 def stand_ins(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return tensors of the shapes and the dtype of the numbers in packed `k` and `v`, which have none in them.
 
-    Raises InvalidArgumentError when k or v is not what packing numbers of q's dtype and head_dim gives.
+    Raises InvalidArgumentError when k or v is not what packing numbers of q's dtype and head_dim gives, is on another
+    device than q, or is cut from a larger tensor so that the scales in it cannot be viewed.
     """
     head_dim = q.shape[-1]
     wanted = packed_bytes(head_dim, q.dtype)
     for name, packed in (("k", k), ("v", v)):
+        check_tensor(name, packed)
         if packed.dtype != torch.int8 or packed.shape[-1] != wanted:
             raise InvalidArgumentError(
                 f"{name} has dtype {packed.dtype} and shape {list(packed.shape)}; packed for a q of {q.dtype} and "
                 f"head_dim {head_dim} it is int8 with {wanted} bytes in its last place."
+            )
+        if packed.device != q.device:
+            raise InvalidArgumentError(f"{name} is on {packed.device} and q on {q.device}; move one to the other.")
+        places = (*packed.stride()[:-1], packed.storage_offset())
+        if packed.stride(-1) != 1 or any(place % q.dtype.itemsize for place in places):
+            raise InvalidArgumentError(
+                f"{name} has strides {packed.stride()} and starts at byte {packed.storage_offset()}; the bytes of a "
+                f"head must lie side by side, and heads at multiples of {q.dtype.itemsize}: copy it."
             )
     numbers = q.new_empty(head_dim)
     return numbers.expand(*k.shape[:-1], head_dim), numbers.expand(*v.shape[:-1], head_dim)

@@ -1,6 +1,6 @@
 """The CPU norm kernels as Python functions, and the structure of `kernels/cpu/norms/call.h` that they take.
 
-Nothing is checked here but what would read memory that is not there; `vllm_teach.kernels.norms` checks.
+Nothing is checked here; `vllm_teach.kernels.norms` checks.
 """
 
 from __future__ import annotations

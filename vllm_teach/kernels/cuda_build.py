@@ -70,9 +70,13 @@ def load_library() -> ctypes.CDLL:
 
 
 def library_path() -> Path:
-    """Return where the library is or will be: a change of the source, PyTorch or the machine's GPUs changes it."""
+    """Return where the library is or will be: a change of the source, PyTorch or the machine's GPUs changes it.
+
+    So does the environment variable TORCH_CUDA_ARCH_LIST, by which PyTorch compiles for other GPUs than these.
+    """
     devices = {torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())}
-    parts = [torch.__version__, str(torch.version.cuda), str(sorted(devices)), *_FLAGS, kernels.source(SOURCE)]
+    wanted = os.environ.get("TORCH_CUDA_ARCH_LIST", "")
+    parts = [torch.__version__, str(torch.version.cuda), str(sorted(devices)), wanted, *_FLAGS, kernels.source(SOURCE)]
     return cpu_build.cache_folder() / f"cuda-norms-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}.so"
 
 

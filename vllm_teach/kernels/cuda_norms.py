@@ -1,6 +1,6 @@
 """The CUDA norm kernels as Python functions, and the structure of `kernels/cuda/layer_norm.cu` that they take.
 
-Nothing is checked here but what would read memory that is not there; `vllm_teach.kernels.norms` checks.
+`vllm_teach.kernels.norms` takes the Triton kernels on a GPU: these are there to be read, measured and called directly.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vllm_teach.errors import InvalidArgumentError, VllmTeachError
 from vllm_teach.kernels import cuda_build
-from vllm_teach.kernels.matrix_rows import as_rows
+from vllm_teach.kernels.matrix_rows import as_rows, check_alike
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)  # numbered as norm_launch counts them
 KINDS = ("rms_norm", "layer_norm")  # the same
@@ -56,8 +56,8 @@ def norm(
     `x` and `residual` have one shape, `[..., size]`, any strides, and one of DTYPES; `weight` and `bias` are `[size]`.
     All are of one dtype and on one CUDA device, on whose current stream the kernel runs.
 
-    Raises MissingDependencyError where `unavailable` has a reason, InvalidArgumentError for an x elsewhere or of more
-    than 2**30 rows or columns, and VllmTeachError when CUDA does not start the kernel.
+    Raises MissingDependencyError where `unavailable` has a reason, InvalidArgumentError for an x elsewhere, and
+    otherwise as `launch`.
     """
     library = cuda_build.load_library()
     if x.device.type != "cuda":
@@ -78,13 +78,19 @@ def launch(
 ) -> tuple[Tensor, Tensor]:
     """Call `norm_launch` of `library` on `stream`, its number or None for CUDA's default; otherwise as `norm`.
 
-    Raises InvalidArgumentError for more than 2**30 rows, or elements of a row.
+    Raises InvalidArgumentError for tensors that the kernel cannot take or that do not fit together, and for more than
+    2**30 rows, or elements of a row; VllmTeachError when CUDA does not start the kernel.
     """
+    if x.dim() == 0 or x.dtype not in DTYPES:
+        raise InvalidArgumentError(
+            f"x has shape {list(x.shape)} and dtype {x.dtype}; give [..., size] in float16, bfloat16 or float32."
+        )
+    check_alike(x, residual, {"weight": weight, "bias": bias})
     if max(x.shape[-1], x.numel() // max(x.shape[-1], 1)) > _MOST:
         raise InvalidArgumentError(f"x has shape {list(x.shape)}; the kernel takes up to 2**30 rows and columns.")
     rows = as_rows(x)
     added = None if residual is None else as_rows(residual)
-    held = [None if each is None else each.contiguous() for each in (weight, bias)]
+    held = [None if each is None else each.resolve_neg().contiguous() for each in (weight, bias)]
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     total = x if residual is None else torch.empty_like(out)
     if out.numel() == 0:

@@ -59,7 +59,8 @@ def matmul(
 
     x and the result are float32, bfloat16 or float16 (by default both the same); `bias` is `[out_features]`. Products
     are exact or float32, sums float32. Runs in `torch.get_num_threads()` threads; the first call builds the kernel.
-    `isa` is the instruction set, the best one by default; see `cpu_library.isa`. An infinite x gives NaN.
+    `isa` is the instruction set, the best one by default; see `cpu_library.isa`. An infinite x gives NaN, and where the
+    processor multiplies pairs of bfloat16 ("avx512_bf16"), those below 2**-126 count as 0.
 
     Raises InvalidArgumentError for arguments that do not fit, and where a gradient is asked for.
     """
@@ -112,8 +113,10 @@ def _product(
         raise InvalidArgumentError(f"packed has {packed.out_features} rows: gate and up must have half of them each.")
     tokens, width = shape[0], packed.out_features // 2 if gated else packed.out_features
     function = _function(packed.stored_bits, isa)
-    if function is None or tokens == 0 or (gated and width % PANEL_ROWS) or _seen_by_functorch():
+    if function is None or tokens == 0 or _seen_by_functorch():
         return _plain(x, packed, bias, gated).to(out_dtype)
+    if gated and width % PANEL_ROWS:  # a panel has rows of both
+        return _gate(_product(x, packed, bias, torch.float32, False, isa)).to(out_dtype)
     stride, address = x.stride(), x.data_ptr()
     if stride[1] != 1 or x.is_neg() or not address:  # put off negations, and zeros without memory
         x = x.clone(memory_format=torch.contiguous_format)
@@ -156,7 +159,9 @@ def _plain(x: Tensor, packed: PackedWeight, bias: Tensor | None, gated: bool) ->
         tiles.append(F.linear(x, dequantize_rows(words, scales, zeros, packed)))
     out = torch.cat(tiles, dim=1)[:, : packed.out_features]
     out = out if bias is None else out + bias
-    if not gated:
-        return out
+    return _gate(out) if gated else out
+
+
+def _gate(out: Tensor) -> Tensor:
     gate, up = out.chunk(2, dim=1)
     return F.silu(gate) * up

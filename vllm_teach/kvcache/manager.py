@@ -18,7 +18,7 @@ from vllm_teach.kvcache.prefix_cache import PrefixMatch, Tokens
 from vllm_teach.kvcache.prefix_caches import make_prefix_cache
 from vllm_teach.kvcache.swap_space import SwapSpace
 from vllm_teach.kvcache.transfers import Transfer
-from vllm_teach.kvcache.usage import CacheUsage, measure_usage
+from vllm_teach.kvcache.usage import CacheUsage, measure_usage, renew_usage
 
 
 class KVCacheManager:
@@ -254,6 +254,10 @@ class KVCacheManager:
         """Return the figures of this moment. Looks at every table and every free block: not for each step of a loop."""
         computed = ((each.table, each.num_computed) for each in self._sequences)
         return measure_usage(self.pool, self.block_size, computed, self._swap_space, self._supply.counts)
+
+    def renew(self, usage: CacheUsage) -> CacheUsage:
+        """Return `usage` with the figures of this moment, but what needs a look at every block: for each step."""
+        return renew_usage(usage, self.pool, self._swap_space, self._supply.counts)
 
     def _missing(self, sequence: CachedSequence, num_tokens: int) -> tuple[int, bool]:
         """Return how many blocks the first `num_tokens` tokens lack, and whether the last one must be copied first.

@@ -16,8 +16,8 @@ from torch import Tensor
 from vllm_teach.kvcache.storage import KVStorage
 
 LARGEST_CODE = 127
-# Stands for a scale of 0 where we divide by it: all numbers are 0 then, and their codes too.
-_SMALLEST_DIVISOR = 1e-30
+# Stands for a scale of 0 where we divide by it: float32's smallest number, so that it stands for no other.
+_SMALLEST_DIVISOR = 2.0**-149
 
 
 def packed_bytes(head_dim: int, dtype: torch.dtype) -> int:
@@ -29,7 +29,9 @@ def pack(x: Tensor) -> Tensor:
     """Quantise the last dimension of `x` `[..., head_dim]`; return codes and scale side by side, int8 `[..., bytes]`.
 
     x ≈ scale · code with the codes -127 … 127: symmetric, without a zero point. The scale is rounded to x's dtype
-    before the codes are chosen, so that rounding it costs nothing. A row with a NaN or an infinity comes back as NaN.
+    before the codes are chosen, so that rounding it costs nothing, but for float16's rows below 0.008, where it has few
+    such small scales, and for the very largest numbers of a dtype, which come back infinite. A row with a NaN or an
+    infinity comes back as NaN.
     """
     head_dim = x.shape[-1]
     scales = x.abs().amax(-1, keepdim=True) / LARGEST_CODE  # [..., 1]

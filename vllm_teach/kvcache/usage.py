@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from vllm_teach.kvcache.block_pool import BlockPool
 from vllm_teach.kvcache.block_table import NO_BLOCK, BlockTable
@@ -106,3 +106,19 @@ def measure_usage(
         host_blocks_used=swap_space.num_used,
         **asdict(counts),
     )
+
+
+def renew_usage(before: CacheUsage, pool: BlockPool, swap_space: SwapSpace, counts: CacheCounts) -> CacheUsage:
+    """Return the figures of this moment without a look at the blocks: what needs one is that of `before`.
+
+    That is the tokens stored, the slots held and the fragmentation; where nothing is held the first three are known.
+    """
+    usage = replace(
+        before,
+        held_blocks=pool.num_held,
+        idle_blocks=pool.num_idle,
+        free_blocks=pool.num_free,
+        host_blocks_used=swap_space.num_used,
+        **asdict(counts),
+    )
+    return usage if pool.num_held else replace(usage, tokens_stored=0, slots_held=0, internal_fragmentation=0.0)

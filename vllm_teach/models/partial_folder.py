@@ -25,6 +25,8 @@ from vllm_teach.models.cache import apply_umask
 
 MANIFEST = "quantize.json"
 _LOCK = ".lock"
+# What a killed process leaves amid a write: under a name of ours, or of safetensors'.
+_HALF_WRITTEN = ("*.tmp", ".tmp*")
 
 
 class PartialFolder:
@@ -103,7 +105,7 @@ class PartialFolder:
     def publish(self) -> None:
         """Give the folder its name, `output`. Raises CacheError when it cannot be renamed."""
         with self._write_errors():
-            for left_over in self.path.glob("*.tmp"):
+            for left_over in (file for pattern in _HALF_WRITTEN for file in self.path.glob(pattern)):
                 left_over.unlink()
             apply_umask(self.path)
             (self.path / _LOCK).unlink(missing_ok=True)
@@ -112,7 +114,7 @@ class PartialFolder:
     def _read_manifest(self) -> None:
         file = self.path / MANIFEST
         if not file.exists():
-            if any(entry.name != _LOCK and entry.suffix != ".tmp" for entry in self.path.iterdir()):
+            if any(entry.name not in (_LOCK, f"{MANIFEST}.tmp") for entry in self.path.iterdir()):
                 raise InvalidArgumentError(
                     f"{self.path} is no unfinished run, it has no {MANIFEST}: move it away, or give another output."
                 )
@@ -144,10 +146,10 @@ def read_parts(folder: Path, identity: Mapping[str, Any]) -> list[dict[str, Any]
     file = folder / MANIFEST
     try:
         manifest = json.loads(file.read_text(encoding="utf-8"))
-        found, parts = dict(manifest["run"]), list(manifest["parts"])
+        found, parts = dict(manifest["run"]), [dict(part) for part in manifest["parts"]]
     except FileNotFoundError as error:
         raise InvalidArgumentError(f"{folder} has no {MANIFEST}, so no run made it: give another folder.") from error
-    except (ValueError, TypeError, KeyError, OSError) as error:
+    except (ValueError, TypeError, KeyError, OSError, RecursionError) as error:
         raise ModelLoadError(f"{file} is damaged ({error!r}): delete {folder} to start again.") from error
     wanted = json.loads(json.dumps(dict(identity)))  # as it comes back from a file
     for name in wanted.keys() | found.keys():
@@ -162,10 +164,14 @@ def read_parts(folder: Path, identity: Mapping[str, Any]) -> list[dict[str, Any]
 def check_output(output: Path) -> None:
     """Raise InvalidArgumentError when there is something at `output` already."""
     try:
-        there = output.exists() or output.is_symlink()
-    except OSError as error:  # a name that is too long, a folder that may not be looked into
+        output.lstat()
+        there = True
+    except (FileNotFoundError, NotADirectoryError):
+        there = False
+    except (OSError, ValueError) as error:  # a name too long or that no file can have, a folder not to be looked into
+        reason = error.strerror if isinstance(error, OSError) else error
         raise InvalidArgumentError(
-            f"output={str(output)!r} is no name for a new folder ({error.strerror}): give another one."
+            f"output={str(output)!r} is no name for a new folder ({reason}): give another one."
         ) from error
     if output.name == "..":  # behind a folder that is not there
         raise InvalidArgumentError(f"output={str(output)!r} is no name for a new folder: give another one.")

@@ -27,7 +27,6 @@ from vllm_teach.quantization.awq_format import check_awq_shape
 from vllm_teach.quantization.calibration import quantize_layers
 from vllm_teach.quantization.gptq_format import check_gptq_shape
 from vllm_teach.quantization.layered_model import LinearReport
-from vllm_teach.quantization.own_format import check_own_shape
 from vllm_teach.quantization.quantization_config import QuantizationConfig, read_config
 from vllm_teach.version import __version__
 
@@ -59,8 +58,9 @@ def quantize_model(
     source, output = Path(source), Path(output)
     shape = check_quantizable(source, config)
     _check_ids(calibration_ids, config, shape)
+    model = SourceModel(source)
     with PartialFolder(output, _identity(source, config, calibration_ids)) as folder:
-        files = QuantizedFiles(folder, SourceModel(source), config)
+        files = QuantizedFiles(folder, model, config)
         _quantize_layers(files, calibration_ids, progress)
         files.save_rest()
         summary = _summarise(files, output)
@@ -143,9 +143,7 @@ def check_quantizable(source: Path, config: QuantizationConfig) -> ModelConfig:
             )
         if config.layout == "awq":
             check_awq_shape(module.out_features, name)
-        elif config.layout == "vllm_teach":
-            check_own_shape(module.in_features, config.bits, name)
-        else:
+        elif config.layout != "vllm_teach":  # which holds every multiple of 8 inputs
             check_gptq_shape(module.out_features, module.in_features, name)
     return shape
 
@@ -177,7 +175,7 @@ def _identity(source: Path, config: QuantizationConfig, ids: Tensor | None) -> d
     for file in (source / "config.json", *weight_files(source)):
         with file.open("rb") as content:
             digest.update(hashlib.file_digest(content, "sha256").digest())
-    text = None if ids is None else hashlib.sha256(ids.contiguous().numpy().tobytes()).hexdigest()
+    text = None if ids is None else hashlib.sha256(ids.cpu().contiguous().numpy().tobytes()).hexdigest()
     return {
         "vllm_teach": __version__,
         "source_sha256": digest.hexdigest(),

@@ -39,7 +39,9 @@ class QuantizeSummary:
         own = f"{self.error:.3%} of the mean square on the calibration text, mean over {len(self.reports)} layers"
         if self.config.method in ("rtn", "int8"):
             return own
-        better = sum(report.method == self.config.method for report in self.reports.values())
+        # Not by who gave the weights: AWQ's scales serve all layers of a stage, and one of them may err more by them.
+        pairs = [(each.error, each.rtn_error) for each in self.reports.values()]
+        better = sum(ours < theirs for ours, theirs in pairs if ours is not None and theirs is not None)
         return f"{own} (rounding to nearest: {self.rtn_error:.3%}; {self.config.method} was better in {better})"
 
     def __str__(self) -> str:

@@ -11,10 +11,11 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from vllm_teach.errors import ModelLoadError
 from vllm_teach.models.decoder import Decoder
 from vllm_teach.models.fields import read_json
 from vllm_teach.models.load import load_config
-from vllm_teach.models.partial_folder import PartialFolder
+from vllm_teach.models.partial_folder import MANIFEST, PartialFolder
 from vllm_teach.models.weight_files import INDEX
 from vllm_teach.models.weights import Checkpoint
 from vllm_teach.quantization.checkpoint import pack_weight, unpack_weight
@@ -37,24 +38,28 @@ _COMPANIONS = (
 
 
 class SourceModel:
-    """The tensors of an unquantised model as they lie in its folder: those that its decoder has, and no others."""
+    """The tensors of an unquantised model as they lie in its folder: those that its decoder has, and no others.
+
+    Attributes: `folder`; `shape`, its config; `names` of the tensors; `dtype`, which the model is computed in. Raises
+    ModelLoadError when a tensor is missing.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.shape = load_config(folder)
         self._checkpoint = Checkpoint(folder)
         self.names = [name for name, _ in Decoder(self.shape).named_parameters()]
+        missing = [name for name in self.names if name not in self._checkpoint.files]
+        if missing:
+            raise ModelLoadError(f"tensor {missing[0]} is missing from {folder}: download or convert it again.")
+        dtype = self.read("model.embed_tokens.weight").dtype
+        # That of the embedding; float32 where it is one that the decoder does not compute in.
+        self.dtype = dtype if dtype in (torch.bfloat16, torch.float16) else torch.float32
 
     def read(self, name: str) -> Tensor:
         """Return a tensor in the dtype it is stored in."""
         with safe_open(self._checkpoint.files[name], framework="pt") as file:
             return file.get_tensor(name)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the embedding; float32 where it is one that the decoder does not compute in."""
-        dtype = self.read("model.embed_tokens.weight").dtype
-        return dtype if dtype in (torch.bfloat16, torch.float16) else torch.float32
 
 
 @dataclass(frozen=True)
@@ -90,8 +95,9 @@ class QuantizedFiles:
         matrices = {f"{module}.weight" for module in result.weights}
         for name in self.source.names:
             if name.startswith(f"model.layers.{result.layer}.") and name not in matrices:
-                stored = self.source.read(name)
-                tensors[name] = result.tensors.get(name, stored).to(stored.dtype).contiguous()
+                changed = result.tensors.get(name)
+                # Not in the dtype it had, which may be narrower: a run that goes on would go on from other values.
+                tensors[name] = self.source.read(name) if changed is None else changed.to(self.source.dtype)
         reports = {module: asdict(report) for module, report in result.reports.items()}
         self.folder.save_part(self.file_name(result.layer), tensors, {"layer": result.layer, "reports": reports})
 
@@ -160,5 +166,13 @@ class QuantizedFiles:
 
 
 def reports_of(part: Mapping[str, Any]) -> dict[str, LinearReport]:
-    """Return how well each matrix came through, of what the manifest says of a file."""
-    return {module: LinearReport(**report) for module, report in part.get("reports", {}).items()}
+    """Return how well each matrix came through, of what the manifest says of a file.
+
+    Raises ModelLoadError when it is damaged.
+    """
+    try:
+        return {module: LinearReport(**report) for module, report in part.get("reports", {}).items()}
+    except (TypeError, AttributeError) as error:
+        raise ModelLoadError(
+            f"{MANIFEST} is damaged, it has reports that are none ({error}): delete its folder to start again."
+        ) from error

@@ -66,8 +66,9 @@ def compare_kv_caches(
     most = llm.model.config.max_position - 1
     lengths = [len(text) for text in texts]
     if not lengths or not 2 <= min(lengths) <= max(lengths) <= most:
+        of = f", of {min(lengths)} to {max(lengths)} tokens" if lengths else ""
         raise InvalidArgumentError(
-            f"texts has {len(lengths)} texts, of {lengths} tokens: give at least one, each of 2 to {most} tokens."
+            f"texts has {len(lengths)} texts{of}: give at least one, each of 2 to {most} tokens."
         )
     exact, quantized = (_predict(llm, texts, max(lengths), block_size, kind, progress) for kind in ("auto", "int8"))
     return KVCacheComparison(exact, quantized)

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vllm_teach.attention.shapes import check_count
 from vllm_teach.errors import InvalidArgumentError
 from vllm_teach.kernels.quantized_matmul import PackedWeight, gated_matmul, matmul, pack, unavailable
 from vllm_teach.performance.environment import describe_environment
@@ -22,6 +23,7 @@ from vllm_teach.performance.timing import check_calls
 
 BASELINE = "bf16 F.linear"
 _GROUP = 64
+_THEIR_ROWS = 16  # PyTorch packs 4 bits of a multiple of so many rows
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,8 @@ def bench_linear(
     """Time the products of `shapes` alone, and a model's whole stack of linear layers, for each number of `tokens`.
 
     In the stack, a layer is q, k and v in one product, o, gate and up with what SwiGLU makes of them, and down. Weights
-    are random; `shapes.hidden` and `.inner` must be multiples of 64. Needs some 0.6 GB for SmolLM2's shapes.
+    are random; `shapes.hidden` and `.inner` must be multiples of 64, `.vocab` of 16. Needs some 0.6 GB for SmolLM2's
+    shapes.
 
     Raises InvalidArgumentError for `rounds` or `tokens` below 1 and for other sizes.
     """
@@ -105,9 +108,11 @@ def bench_linear(
     for count in tokens:
         check_calls("tokens", count, 1, "is nothing to multiply")
     shapes = shapes or LinearShapes()
-    for name, size in (("hidden", shapes.hidden), ("inner", shapes.inner)):
-        if size % _GROUP:
-            raise InvalidArgumentError(f"shapes.{name}={size} is not valid: use a multiple of {_GROUP}.")
+    for name, size in vars(shapes).items():
+        check_count(f"shapes.{name}", size, 1)
+    for name, unit in (("hidden", _GROUP), ("inner", _GROUP), ("vocab", _THEIR_ROWS)):
+        if (size := getattr(shapes, name)) % unit:
+            raise InvalidArgumentError(f"shapes.{name}={size} is not valid: use a multiple of {unit}.")
     rows: list[LinearRow] = []
     cases = shapes.products()
     with tqdm(total=len(tokens) * (len(cases) + 1), desc="bench linear", disable=not progress) as bar:

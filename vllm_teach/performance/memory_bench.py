@@ -7,7 +7,9 @@ from dataclasses import asdict, dataclass
 from vllm_teach.errors import InvalidArgumentError
 from vllm_teach.kvcache.length_mix import MIXES
 from vllm_teach.kvcache.occupancy import Occupancy, compare_occupancy
-from vllm_teach.kvcache.waste import padding_waste
+from vllm_teach.kvcache.waste import Lengths, padding_waste
+
+_MOST_REQUESTS = 100_000
 
 
 @dataclass(frozen=True)
@@ -46,12 +48,17 @@ def bench_memory(
     """Serve `num_requests` of a length mix, one token of each a step, from a cache of `num_slots` tokens.
 
     Reservation is measured with max length = 8,192, with the longest request of the mix, with powers of two, and with
-    an oracle (Kwon et al. 2023, section 6.1). Raises InvalidArgumentError for an unknown mix, and for a cache that
-    cannot hold a request or holds all at once.
+    an oracle (Kwon et al. 2023, section 6.1). Raises InvalidArgumentError for an unknown mix, for more than 100,000
+    requests, and for a cache that has no block, cannot hold a request or holds all at once.
     """
     if mix not in MIXES:
         raise InvalidArgumentError(f"mix={mix!r} is not known: choose one of {', '.join(MIXES)}.")
+    if num_requests > _MOST_REQUESTS:
+        raise InvalidArgumentError(f"num_requests={num_requests} would take hours: use at most {_MOST_REQUESTS}.")
+    if block_size > num_slots:
+        raise InvalidArgumentError(f"block_size={block_size} is not valid: use 1 to num_slots={num_slots}.")
     lengths = MIXES[mix].draw(num_requests, seed)
+    _check_demand(lengths, num_slots, block_size)
     return MemoryBench(
         mix=mix,
         num_requests=num_requests,
@@ -62,6 +69,16 @@ def bench_memory(
         padding=padding_waste(lengths, 32).share,
         occupancies=tuple(compare_occupancy(lengths, num_slots, block_size=block_size)),
     )
+
+
+def _check_demand(lengths: Lengths, num_slots: int, block_size: int) -> None:
+    """Raise InvalidArgumentError where no request would wait, before the bookkeeping of so many blocks is made."""
+    needed = sum(-(-sum(each) // block_size) * block_size for each in lengths)
+    if num_slots > 1.02 * needed:  # paging keeps a hundredth free
+        raise InvalidArgumentError(
+            f"num_slots={num_slots} holds all requests at once, {needed} slots, so that none waits: give more requests "
+            "or less memory."
+        )
 
 
 def format_memory(bench: MemoryBench) -> str:

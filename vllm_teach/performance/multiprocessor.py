@@ -14,6 +14,9 @@ from vllm_teach.errors import InvalidArgumentError
 
 _WARP = 32
 _REGISTERS_AT_ONCE = 256  # of a warp
+_PARTS = 4  # of a multiprocessor, each with a quarter of the registers: a warp lies within one
+_MOST_REGISTERS = 255  # of a thread
+_MOST_BLOCK_THREADS = 1024
 _SHARED_AT_ONCE = 128  # bytes
 _SHARED_OF_THE_SYSTEM = 1024  # bytes of each thread block
 
@@ -48,9 +51,9 @@ class Residency:
 def resident_threads(registers: int, block_threads: int, shared_bytes: int = 0, arch: str = "sm_80") -> Residency:
     """Return how many threads of a kernel fit one multiprocessor of `arch`.
 
-    `registers` are those of a thread, `shared_bytes` those of a thread block of `block_threads` threads. A warp gets
-    registers by 256. Raises InvalidArgumentError for another `arch`, for numbers below 1 and for a block that does
-    not fit at all.
+    `registers` are those of a thread, at most 255, `shared_bytes` those of a thread block of `block_threads` threads,
+    at most 1,024. A warp gets registers by 256, from one of the multiprocessor's four parts. Raises
+    InvalidArgumentError for another `arch`, for numbers below 1 and for a block that does not fit at all.
     """
     if arch not in MULTIPROCESSORS:
         raise InvalidArgumentError(f"arch is {arch!r}; choose one of {', '.join(MULTIPROCESSORS)}.")
@@ -59,13 +62,13 @@ def resident_threads(registers: int, block_threads: int, shared_bytes: int = 0, 
     warps = -(-check_count("block_threads", block_threads, 1) // _WARP)
     shared = _rounded(check_count("shared_bytes", shared_bytes, 0) + _SHARED_OF_THE_SYSTEM, _SHARED_AT_ONCE)
     fits = {
-        "registers": has.registers // _rounded(registers * _WARP, _REGISTERS_AT_ONCE) // warps,
+        "registers": has.registers // _PARTS // _rounded(registers * _WARP, _REGISTERS_AT_ONCE) * _PARTS // warps,
         "threads": has.threads // (warps * _WARP),
         "blocks": has.blocks,
         "shared memory": has.shared_bytes // shared,
     }
     blocks = min(fits.values())
-    if blocks == 0:
+    if blocks == 0 or registers > _MOST_REGISTERS or block_threads > _MOST_BLOCK_THREADS:
         raise InvalidArgumentError(
             f"block_threads is {block_threads} and needs more than one multiprocessor of an {has.name} has: "
             "take fewer threads, registers or bytes."

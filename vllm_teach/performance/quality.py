@@ -10,7 +10,7 @@ from torch import Tensor
 from vllm_teach.errors import InvalidArgumentError
 from vllm_teach.models.decoder import Decoder
 from vllm_teach.models.scoring import decoder_parts
-from vllm_teach.quantization.sliding_window import windows
+from vllm_teach.quantization.sliding_window import check_window, perplexity
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,11 +40,16 @@ class Quality:
 
         "perplexity" and "nats a token" are how much they grow, "right tokens" how many fewer there are, each as a
         share of the reference's; "other choices" is the share of tokens at which greedy decoding writes another one.
-        Raises InvalidArgumentError for another number of tokens.
+        Raises InvalidArgumentError for another number of tokens, and for a reference that gets no token right.
         """
         if len(self.nlls) != len(reference.nlls):
             raise InvalidArgumentError(
                 f"reference has {len(reference.nlls)} tokens for {len(self.nlls)}: measure both on the same text."
+            )
+        if not reference.right.any():
+            raise InvalidArgumentError(
+                f"reference gets none of {len(reference.right)} tokens right, so there is no share of them to lose: "
+                "measure both on more text."
             )
         return {
             "perplexity": 100 * (self.perplexity / reference.perplexity - 1),
@@ -57,16 +62,18 @@ class Quality:
 def measure_quality(decoder: Decoder, token_ids: Tensor, *, window: int = 512) -> Quality:
     """Return how good `decoder` is at `token_ids`, int64 `[tokens]`.
 
-    Read through windows of `window` tokens in steps of three quarters, as `quantization.perplexity` does.
+    Read through windows of `window` tokens in steps of three quarters. Raises InvalidArgumentError as
+    `quantization.perplexity` does, and for a `window` beyond the model's context.
     """
+    window = check_window(window, decoder.config.max_position)
     hidden, head = decoder_parts(decoder)
-    nlls, chosen = [], []
-    with torch.inference_mode():
-        for start, first, end in windows(len(token_ids), window, window * 3 // 4):
-            rows = hidden(token_ids[start:end])[first - 1 - start : end - 1 - start]
-            logits = head(rows).float()  # [scored, vocab]
-            targets = token_ids[first:end]
-            nlls.append(-logits.log_softmax(-1).gather(1, targets[:, None])[:, 0].double())
-            chosen.append(logits.argmax(-1))
+    chosen: list[Tensor] = []
+
+    def choosing(states: Tensor) -> Tensor:
+        logits = head(states)  # [scored, vocab]
+        chosen.append(logits.argmax(-1).cpu())
+        return logits
+
+    scored = perplexity(hidden, token_ids, window=window, stride=window * 3 // 4, head=choosing)
     best = torch.cat(chosen)
-    return Quality(torch.cat(nlls), best, best == token_ids[1:])
+    return Quality(scored.nlls, best, best == token_ids[1:].cpu())

@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from vllm_teach.engine.field_checks import check_whole
 from vllm_teach.engine.llm import LLM
 from vllm_teach.engine.sampling_params import SamplingParams
 from vllm_teach.errors import InvalidArgumentError
@@ -26,51 +26,25 @@ from vllm_teach.models.quantize_summary import mean_errors
 from vllm_teach.models.resolve import resolve_model
 from vllm_teach.models.scoring import decoder_parts
 from vllm_teach.performance.environment import describe_environment
-from vllm_teach.performance.side_by_side import race
-from vllm_teach.performance.timing import Timing
+from vllm_teach.performance.quantization_plan import BASELINE, VARIANTS, Variant, check_plan
+from vllm_teach.performance.side_by_side import Race, race
+from vllm_teach.performance.timing import Timing, check_calls
 from vllm_teach.quantization.bootstrap import PerplexityChange, perplexity_change
 from vllm_teach.quantization.linear import QuantizedMatrix
-from vllm_teach.quantization.quantization_config import QuantizationConfig
-from vllm_teach.quantization.sliding_window import perplexity
+from vllm_teach.quantization.sliding_window import check_ids, perplexity
 
-BASELINE = "bf16"
-_WINDOW = 1024
-
-
-@dataclass(frozen=True)
-class Variant:
-    """One way to store the weights: unquantised in `dtype`, or as `config` says, computed in `dtype`."""
-
-    name: str
-    dtype: torch.dtype = torch.bfloat16
-    config: QuantizationConfig | None = None
-
-
-def _quantized(name: str, method: str, bits: int | None = None, head_bits: int = 16) -> Variant:
-    return Variant(name, config=QuantizationConfig.choose(method, bits=bits, head_bits=head_bits))
-
-
-VARIANTS = (
-    Variant("fp32", torch.float32),
-    Variant(BASELINE),
-    _quantized("int8", "int8"),
-    _quantized("rtn4", "rtn", 4),
-    _quantized("gptq4", "gptq", 4),
-    _quantized("awq4", "awq", 4),
-    _quantized("awq4, int8 head", "awq", 4, head_bits=8),
-    _quantized("rtn3", "rtn", 3),
-    _quantized("gptq3", "gptq", 3),
-    _quantized("awq3", "awq", 3),
-)
+_PROMPT = 16  # tokens of the scored text, from which each model goes on
+_KV_BLOCKS, _BLOCK_SIZE = 64, 16
 
 
 @dataclass(frozen=True)
 class QuantizationRow:
     """One variant. Bytes are those of the loaded weights; `linear_bytes` leaves out embedding, head and norms.
 
-    `change` is the perplexity against bfloat16's; `decode` are seconds a token of one sequence, `speedup` bfloat16's
-    seconds over them in the same round. `error` and `rtn_error` are the mean relative errors of the layers' outputs on
-    the calibration text, of this method and of rounding to nearest; None where nothing is quantised.
+    `change` is the perplexity against bfloat16's; `decode` are seconds a token of one sequence, its prompt's share
+    included, `speedup` bfloat16's seconds over them in the same round. `error` and `rtn_error` are the mean relative
+    errors of the layers' outputs on the calibration text, of this method and of rounding to nearest; None where nothing
+    is quantised.
     """
 
     name: str
@@ -100,8 +74,11 @@ class QuantizationBench:
     environment: dict[str, object]
 
     def row(self, name: str) -> QuantizationRow:
-        """Return the row of a variant; KeyError when it was not measured."""
-        return {row.name: row for row in self.rows}[name]
+        """Return the row of a variant; InvalidArgumentError when it was not measured."""
+        found = {row.name: row for row in self.rows}
+        if name not in found:
+            raise InvalidArgumentError(f"name={name!r} was not measured: use one of {', '.join(map(repr, found))}.")
+        return found[name]
 
     def to_json(self) -> dict[str, object]:
         """Return the result as what `json.dump` takes."""
@@ -137,14 +114,16 @@ def bench_quantization(
     score, read through windows of `window` tokens (1,024 by default, or the model's context if that is shorter) in
     steps of three quarters; `calibration_ids`, int64 `[samples, len]`, is what the methods learn from. Runs on the CPU.
 
-    Raises InvalidArgumentError when `variants` lacks "bf16", when `window` is longer than the model's context, or when
-    `folder` holds another model under a variant's name, of another source or calibration too, and what quantising,
-    scoring and loading raise.
+    Raises InvalidArgumentError, before anything is quantised, as `check_plan` does and for `rounds` and `decode_tokens`
+    that cannot be; when `folder` holds another model under a variant's name, of another source or calibration too; and
+    what quantising, scoring and loading raise.
     """
-    if BASELINE not in [variant.name for variant in variants]:
-        raise InvalidArgumentError(f"variants has no {BASELINE!r}, which all are compared with: add it.")
     source = resolve_model(model)
-    window = _check_window(window, load_config(source).max_position)
+    evaluation_ids = check_ids(evaluation_ids)
+    window = check_plan(source, len(evaluation_ids), folder, variants=variants, window=window)
+    check_calls("rounds", rounds, 1, "measures nothing")
+    most = min(load_config(source).max_position, _KV_BLOCKS * _BLOCK_SIZE) - _PROMPT
+    check_whole("decode_tokens", decode_tokens, 1, most, hint=f"use a whole number from 1 to {most}")
     measured: dict[str, _Measured] = {}
     runners: dict[str, Callable[[], object]] = {}
     with tqdm(total=2 * len(variants) + 1, desc="bench quantization", disable=not progress) as bar:
@@ -161,13 +140,30 @@ def bench_quantization(
             hidden, head = decoder_parts(decoder)
             scored = perplexity(hidden, evaluation_ids, window=window, stride=window * 3 // 4, head=head)
             measured[variant.name] = _Measured(scored.nlls, linear_bytes, decoder.num_bytes(), *errors)
-            runners[variant.name] = partial(_decode, _load(path, variant), evaluation_ids[:16].tolist(), decode_tokens)
+            prompt = evaluation_ids[:_PROMPT].tolist()
+            runners[variant.name] = partial(_decode, _load(path, variant), prompt, decode_tokens)
             bar.update()
         bar.set_postfix_str("decoding")
         result = race(runners, BASELINE, rounds=rounds)
         bar.update()
+    configs = [variant.config for variant in variants if variant.config is not None]
+    return QuantizationBench(
+        str(model),
+        next((config.group_size for config in configs if config.group_size is not None), None),
+        tuple(calibration_ids.shape),
+        len(evaluation_ids) - 1,
+        window,
+        decode_tokens,
+        rounds,
+        _rows(measured, result, decode_tokens),
+        _pairs({name: each.nlls for name, each in measured.items()}),
+        asdict(describe_environment()),
+    )
+
+
+def _rows(measured: dict[str, _Measured], result: Race, decode_tokens: int) -> list[QuantizationRow]:
     base = measured[BASELINE].nlls
-    rows = [
+    return [
         QuantizationRow(
             name,
             float(each.nlls.mean().exp()),
@@ -181,27 +177,6 @@ def bench_quantization(
         )
         for name, each in measured.items()
     ]
-    configs = [variant.config for variant in variants if variant.config is not None]
-    return QuantizationBench(
-        str(model),
-        next((config.group_size for config in configs if config.group_size is not None), None),
-        tuple(calibration_ids.shape),
-        len(evaluation_ids) - 1,
-        window,
-        decode_tokens,
-        rounds,
-        rows,
-        _pairs({name: each.nlls for name, each in measured.items()}),
-        asdict(describe_environment()),
-    )
-
-
-def _check_window(window: int | None, context: int) -> int:
-    if window is None:
-        return min(_WINDOW, context)
-    if window > context:
-        raise InvalidArgumentError(f"window={window} is longer than the model's context: use at most {context}.")
-    return window
 
 
 def _make(
@@ -225,7 +200,15 @@ def _linear_bytes(decoder: Decoder) -> int:
 
 def _load(path: Path, variant: Variant) -> LLM:
     name = str(variant.dtype).removeprefix("torch.")
-    return LLM(path, dtype=name, device="cpu", max_num_seqs=1, enable_prefix_caching=False, num_kv_blocks=64)
+    return LLM(
+        path,
+        dtype=name,
+        device="cpu",
+        max_num_seqs=1,
+        enable_prefix_caching=False,
+        num_kv_blocks=_KV_BLOCKS,
+        block_size=_BLOCK_SIZE,
+    )
 
 
 def _decode(llm: LLM, prompt: list[int], count: int) -> None:

@@ -19,13 +19,13 @@ _COMMAND = "vllm-teach bench quantization"
 def read_quantization(file: str | Path = SMOLLM2) -> QuantizationBench:
     """Return the bench that `file` holds: a path, or the name of a data file of the package.
 
-    Raises ResourceNotFoundError when the package has no such data file, and InvalidArgumentError for a file that holds
-    something else.
+    Raises ResourceNotFoundError when the package has no such data file, and InvalidArgumentError for a file that cannot
+    be read or holds something else.
     """
     path = file if isinstance(file, Path) else data.path(file)
     try:
         return _bench(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InvalidArgumentError(
             f"file={path.name!r} holds no result of `{_COMMAND}` ({error}): write it with that command."
         ) from error

@@ -58,8 +58,8 @@ def unpack_awq(tensors: Mapping[str, Tensor]) -> QuantizedWeight:
     Raises InvalidArgumentError for shapes that do not fit together.
     """
     qweight, qzeros, scales = (tensors[name] for name in TENSORS)
-    words = qweight.shape[1]
-    if scales.shape[1] != words * PER_WORD or qzeros.shape != (len(scales), words) or len(qweight) % len(scales):
+    words, groups = qweight.shape[1], len(scales)
+    if scales.shape[1] != words * PER_WORD or qzeros.shape != (groups, words) or not groups or len(qweight) % groups:
         raise InvalidArgumentError(
             f"qweight has shape {list(qweight.shape)}, qzeros {list(qzeros.shape)} and scales {list(scales.shape)}: "
             "they must be [in, out / 8], [groups, out / 8] and [groups, out]."

@@ -6,7 +6,6 @@ by token of both at once; and in blocks of neighbours, since a token's differenc
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from vllm_teach.errors import InvalidArgumentError
 
+BLOCK = 256  # tokens
 _RESAMPLES_AT_ONCE = 1000
 
 
@@ -45,7 +45,7 @@ def perplexity_change(
     nlls: Tensor,
     reference_nlls: Tensor,
     *,
-    block: int = 256,
+    block: int = BLOCK,
     resamples: int = 10_000,
     confidence: float = 0.95,
     seed: int = 0,
@@ -84,4 +84,5 @@ def perplexity_change(
         means.append(sums[drawn].sum(1) / lengths[drawn].sum(1))
     tail = (1 - confidence) / 2
     low, high = torch.cat(means).quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64)).exp().tolist()
-    return PerplexityChange(math.exp(float(differences.mean())), low, high, confidence, len(blocks))
+    # Of the tensor: math.exp raises an error where float64 ends, and what overflows is infinite here.
+    return PerplexityChange(float(differences.mean().exp()), low, high, confidence, len(blocks))

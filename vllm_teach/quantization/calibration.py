@@ -20,7 +20,7 @@ from vllm_teach.quantization.rounding import check_group_size
 __all__ = ["METHODS", "quantize_layers"]
 
 # Tokens that go through a layer at once: what lies between two linear layers exists for so many only.
-_TOKENS_AT_ONCE = 2048
+_TOKENS_AT_ONCE = 1024
 
 
 def quantize_layers(
@@ -51,7 +51,7 @@ def quantize_layers(
     Raises InvalidArgumentError, before anything is changed, for arguments that can never work.
     """
     settings = Settings(method, bits, group_size, symmetric, act_order, damping, min_zero)
-    if not 0 <= start <= model.num_layers:
+    if start not in range(model.num_layers + 1):
         raise InvalidArgumentError(f"start={start!r} is not valid: give a layer from 0 to {model.num_layers}.")
     _check_ids(calibration_ids, method)
     if model.num_layers:

@@ -161,7 +161,7 @@ def _tensor_files(folder: Path) -> dict[str, Path]:
         raise ModelNotFoundError(f"{folder} holds neither {_SINGLE} nor {_INDEX}: give a model directory.")
     try:
         return {name: folder / file for name, file in json.loads(index.read_text("utf-8"))["weight_map"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelLoadError(f"{index} is damaged ({error}): download it again.") from error
 
 

@@ -55,8 +55,8 @@ def quantize_gptq(
     `hessian` is their `Hessian.matrix`, `[in, in]`; or what `invert_hessian` made of it, and then `act_order` and
     `damping` are not used. A grid serves `group_size` inputs of one output channel (None: all) and is chosen from the
     mended weights when the first of them is about to be rounded, as `quantize_rtn` does, whose `symmetric` and
-    `min_zero` these are. `act_order` rounds the inputs with the largest second
-    derivative first, and gives the result a `group_of`. Computed in float32, or in a float64 weight's dtype.
+    `min_zero` these are. `act_order` rounds the inputs with the largest second derivative first, and gives the result
+    a `group_of`. Computed in float32, or in a float64 weight's dtype.
 
     Raises InvalidArgumentError as `quantize_rtn` and `invert_hessian` do, and for a Hessian of another size. Warns when
     the damping had to be raised.
@@ -102,15 +102,14 @@ def invert_hessian(hessian: Tensor, damping: float = 0.01, *, act_order: bool = 
     check_damping(damping)
     diagonal = matrix.diagonal().clone()
     mean = float(diagonal.mean()) or 1.0
-    matrix.diagonal()[diagonal == 0] = mean
     order = diagonal.argsort(descending=True, stable=True) if act_order else None
+    diagonal[diagonal == 0] = mean
     if order is not None:
-        matrix = matrix[order][:, order]
+        matrix, diagonal = matrix[order][:, order], diagonal[order]
     damping = float(damping)
     while math.isfinite(damping * mean):
-        damped = matrix.clone()
-        damped.diagonal().add_(damping * mean)
-        lower, failed = torch.linalg.cholesky_ex(damped)
+        matrix.diagonal().copy_(diagonal + damping * mean)  # in place: nothing beside the model is as large as these
+        lower, failed = torch.linalg.cholesky_ex(matrix)
         if not failed:
             upper, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
         if not failed and _fits_float32(upper):

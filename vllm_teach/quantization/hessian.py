@@ -15,8 +15,8 @@ from vllm_teach.errors import InvalidArgumentError
 class Hessian:
     """The second derivatives of a linear layer's squared output error by the weights of one row: the mean of 2xxᵀ.
 
-    The same for every row (Frantar et al. 2022, arXiv 2210.17323). Batches are multiplied in float32 and
-    summed in float64.
+    The same for every row (Frantar et al. 2022, arXiv 2210.17323). Batches are multiplied in float32, those of float64
+    in float64, and summed in float64.
     """
 
     def __init__(self, in_features: int) -> None:

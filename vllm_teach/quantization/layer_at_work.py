@@ -105,13 +105,14 @@ class LayerAtWork:
             parts = [read_weight(self._layer, name) for name in stage.linears]
             weight = torch.cat(parts)  # [out of all, in]
             rtn = _Candidate(LinearReport("rtn"), self._rtn(weight))
-            inputs, first = Hessian(weight.shape[1]), Hessian(weight.shape[1])
+            inputs, first = Hessian(weight.shape[1]), []
             for walk in self._walks:
                 given = next(walk)  # [samples, len, in]
                 inputs.add(given)
-                first.add(given[:, 0])
+                first.append(given[:, 0].clone())  # a view would keep all of it
+                del given
             if self._settings.method == "gptq":
-                candidates = [self._gptq(weight, inputs.matrix.add_(first.matrix, alpha=_FIRST_TOKENS)), rtn]
+                candidates = [self._gptq(weight, inputs, torch.cat(first)), rtn]
             else:
                 candidates = self._awq(stage, weight, inputs) if self._settings.method == "awq" else [rtn]
             end = 0
@@ -134,8 +135,9 @@ class LayerAtWork:
         self._weights[name], self._reports[name] = best.weight, report
         self._layer.replace(f"{name}.weight", best.weight.dequantize())
 
-    def _gptq(self, weight: Tensor, hessian: Tensor) -> _Candidate:
-        settings = self._settings
+    def _gptq(self, weight: Tensor, inputs: Hessian, first: Tensor) -> _Candidate:
+        settings, rows = self._settings, first.double()  # [samples, in]
+        hessian = inputs.matrix.addmm_(rows.T, rows, alpha=2 * _FIRST_TOKENS / len(rows))
         factor = invert_hessian(hessian, settings.damping, act_order=settings.act_order)
         mended = quantize_gptq(weight, factor, settings.bits, min_zero=settings.min_zero, **settings.grid)
         return _Candidate(LinearReport("gptq", damping=factor.damping), mended)

@@ -83,9 +83,10 @@ class LinearReport:
     """How well one linear layer came through, as shares of its output's mean square on the calibration inputs.
 
     `error` is E|Ŵx - Wx|² / E|Wx|² of the weights that were kept, `rtn_error` that of rounding to nearest in the same
-    bits and groups; both None where nothing was calibrated. `method` is the method that gave these weights: "rtn" where
-    another one did not beat it. `damping` (GPTQ) is the share of the Hessian's mean diagonal that was added to it,
-    more than was asked for where it was not positive definite; `alpha` (AWQ) is the exponent of the scales, 0 for none.
+    bits and groups, both before AWQ divides the outputs for the stage behind; None where nothing was calibrated.
+    `method` is the method that gave these weights: "rtn" where GPTQ did not beat it. `damping` (GPTQ) is the share of
+    the Hessian's mean diagonal that was added to it, more than was asked for where it was not positive definite;
+    `alpha` (AWQ) is the exponent of the scales, 0 for none.
     """
 
     method: str

@@ -19,20 +19,16 @@ from vllm_teach.quantization.quantized_weight import QuantizedWeight
 TENSORS = ("codes", "scales", "zeros")
 
 
-def check_own_shape(in_features: int, bits: int, name: str = "weight") -> None:
-    """Raise InvalidArgumentError when a row of the matrix that `name` names does not fill whole bytes."""
-    if in_features * bits % 8:
-        raise InvalidArgumentError(
-            f"{name} has {in_features} inputs, which in {bits} bits fill no whole bytes: give a multiple of 8."
-        )
-
-
 def pack_own(weight: QuantizedWeight) -> dict[str, Tensor]:
     """Return `codes`, `scales`, `zeros` and, where `weight` has it, `group_of`.
 
     Raises InvalidArgumentError when a row does not fill whole bytes.
     """
-    check_own_shape(weight.in_features, weight.bits)
+    if weight.in_features * weight.bits % 8:
+        raise InvalidArgumentError(
+            f"weight has {weight.in_features} inputs, which in {weight.bits} bits fill no whole bytes: give a multiple "
+            "of 8."
+        )
     tensors = {
         "codes": pack_bits(weight.codes, weight.bits),
         "scales": weight.scales.contiguous(),

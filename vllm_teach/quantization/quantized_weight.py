@@ -21,7 +21,7 @@ class QuantizedWeight:
     `group_of`, int32 `[in]`, says (GPTQ's g_idx, after act-order). One group is a scale per output channel; one scale
     for the whole tensor is the same number in every row.
 
-    Raises InvalidArgumentError for tensors that do not fit together.
+    Raises InvalidArgumentError for tensors that are empty or do not fit together, and for codes or zeros beyond `bits`.
     """
 
     codes: Tensor
@@ -33,17 +33,23 @@ class QuantizedWeight:
     def __post_init__(self) -> None:
         if not isinstance(self.bits, int) or self.bits not in BITS:
             raise InvalidArgumentError(f"bits={self.bits!r} is not valid: use one of {', '.join(map(str, BITS))}.")
-        matrices = self.codes.dim() == self.scales.dim() == 2
+        matrices = self.codes.dim() == self.scales.dim() == 2 and self.codes.numel()
         if not matrices or len(self.codes) != len(self.scales) or self.zeros.shape != self.scales.shape:
             raise InvalidArgumentError(
                 f"codes has shape {list(self.codes.shape)}, scales {list(self.scales.shape)} and zeros "
-                f"{list(self.zeros.shape)}: they must be [out, in], [out, groups] and [out, groups]."
+                f"{list(self.zeros.shape)}: they must be [out, in], [out, groups] and [out, groups], and not empty."
             )
         kinds = self.codes.dtype, self.scales.dtype, self.zeros.dtype
         if kinds != (torch.uint8, torch.float16, torch.uint8):
             raise InvalidArgumentError(
                 f"codes, scales and zeros are {', '.join(map(str, kinds))}: they must be uint8, float16 and uint8."
             )
+        for name, values in (("codes", self.codes), ("zeros", self.zeros)):
+            # Packed, a larger one would spill into its neighbours.
+            if self.bits < 8 and values.numel() and int(values.max()) >= 2**self.bits:
+                raise InvalidArgumentError(
+                    f"{name} holds {int(values.max())}, and {self.bits} bits end at {2**self.bits - 1}: use more bits."
+                )
         groups = self.num_groups
         if not groups or (self.group_of is None and self.in_features % groups):
             raise InvalidArgumentError(
@@ -55,7 +61,7 @@ class QuantizedWeight:
                 f"group_of has shape {list(order.shape)} and dtype {order.dtype}: give the group of each of "
                 f"{self.in_features} inputs as int32."
             )
-        if order is not None and len(order) and not 0 <= int(order.min()) <= int(order.max()) < groups:
+        if order is not None and not 0 <= int(order.min()) <= int(order.max()) < groups:
             raise InvalidArgumentError(
                 f"group_of names groups {int(order.min())} to {int(order.max())}: there are 0 to {groups - 1}."
             )

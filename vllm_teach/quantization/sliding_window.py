@@ -68,8 +68,9 @@ def perplexity(
     Raises InvalidArgumentError when there are fewer than two tokens, when `window` or `stride` do not fit, or when
     the logits are not `[len, vocab]`, have no entry for a token, or leave its probability undefined (NaN).
     """
-    ids = _check_ids(token_ids)
-    stride = _check_window(window, stride)
+    ids = check_ids(token_ids)
+    window = check_window(window)
+    stride = _check_stride(window, stride)
     spans = list(windows(len(ids), window, stride))
     nlls = torch.empty(len(ids) - 1, dtype=torch.float64)
     with torch.inference_mode():
@@ -118,7 +119,8 @@ def _nlls(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(wide, targets.to(logits.device), reduction="none").double().cpu()
 
 
-def _check_ids(token_ids: Sequence[int] | torch.Tensor) -> torch.Tensor:
+def check_ids(token_ids: Sequence[int] | torch.Tensor) -> torch.Tensor:
+    """Return `token_ids` as int64 `[tokens]` on the CPU; InvalidArgumentError unless they are two ids or more."""
     try:
         ids = torch.as_tensor(token_ids)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -138,11 +140,18 @@ def _shown(value: object) -> str:
     return f"shape {list(value.shape)}" if isinstance(value, torch.Tensor) else f"type {type(value).__name__}"
 
 
-def _check_window(window: int, stride: int | None) -> int:
+def check_window(window: int, context: float = math.inf) -> int:
+    """Return `window` as an int; InvalidArgumentError unless it is 2 or more tokens and at most a model's `context`."""
     if not _whole(window) or window < 2:
         raise InvalidArgumentError(f"window={window!r} is not valid: give a whole number of tokens, 2 or more.")
+    if window > context:
+        raise InvalidArgumentError(f"window={window} is longer than the model's context: use at most {context}.")
+    return int(window)
+
+
+def _check_stride(window: int, stride: int | None) -> int:
     if stride is None:
-        return int(window) // 2
+        return window // 2
     if not _whole(stride) or not 1 <= stride < window:
         # With a stride of `window`, the first token of each window would have no context.
         raise InvalidArgumentError(f"stride={stride!r} is not valid: give a whole number from 1 to {window - 1}.")

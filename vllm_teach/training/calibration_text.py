@@ -59,6 +59,7 @@ def encode_texts(tokenizer: Tokenizer, texts: Iterable[str]) -> Iterator[int]:
 
 
 def _take(ids: Iterator[int], count: int) -> list[int]:
+    # Not by islice, which refuses a number beyond sys.maxsize: that there is less text is said with its size.
     return [token for token, _ in zip(ids, range(count), strict=False)]
 
 

@@ -3,14 +3,17 @@
 
 #include "rows.h"
 
-// The mean is `mean` + `rest`: next to a large mean, float32 alone would lose what a small deviation is made of.
+// A row becomes (x * scale - mean - rest) * inverse_deviation. The mean is in two parts: next to a large one, float32
+// alone would lose what a small deviation is made of. The scale is 1, but where two huge numbers may lie too far apart.
 struct Moments {
-    float mean, rest, inverse_deviation;
+    float scale, mean, rest, inverse_deviation;
 };
 
 inline Moments moments(double mean, double variance, double eps) {
-    const float rounded = float(mean);
-    return {rounded, float(mean - rounded), float(1 / std::sqrt(variance + eps))};
+    const double deviation = std::sqrt(variance + eps);
+    const float scale = deviation > 1e30 ? 0x1p-64f : 1;
+    const float rounded = float(mean * scale);
+    return {scale, rounded, float(mean * scale - rounded), float(1 / (deviation * scale))};
 }
 
 // Two passes: a mean, then the deviations from it, whose own mean tells how far off the first one was.
@@ -20,9 +23,9 @@ inline Moments moments_of(const T* row, const T* ahead, int64_t size, double eps
     const auto [sum, squares] = sums_over(
         row, ahead, size, [=](Floats x) { return x - mean; }, [=](Floats x) { return (x - mean) * (x - mean); });
     const float rest = sum / size, variance = squares / size - rest * rest;
-    // Deviations below a millionth of the mean are as small as the error of the mean, and the difference above loses them.
+    // Deviations below a millionth of the mean are as small as its error, and the difference above loses them.
     if (float32_suffices(variance + float(eps)) && !(variance < 1e-12f * mean * mean))
-        return {mean, rest, 1 / std::sqrt(variance + float(eps))};
+        return {1, mean, rest, 1 / std::sqrt(variance + float(eps))};
 
     const double exact = careful_sum_over(row, size, [](double x) { return x; }) / size;
     return moments(exact, careful_sum_over(row, size, [=](double x) { return (x - exact) * (x - exact); }) / size, eps);
@@ -35,7 +38,7 @@ inline void layer_norm(const NormCall& call) {
     each_row<T>(call, [=, size = call.size, eps = call.eps](const T* row, const T* ahead, Writer<T> write) {
         const Moments m = moments_of(row, ahead, size, eps);
         each_vector(size, [=](int64_t column, int64_t count) INLINED {
-            Floats y = ((load_some(row + column, count) - m.mean) - m.rest) * m.inverse_deviation;
+            Floats y = (load_some(row + column, count) * m.scale - m.mean - m.rest) * m.inverse_deviation;
             if (weight) y *= load_some(weight + column, count);
             if (bias) y += load_some(bias + column, count);
             write(column, y, count);

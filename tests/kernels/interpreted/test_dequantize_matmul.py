@@ -7,6 +7,7 @@ from vllm_teach.errors import InvalidArgumentError
 from vllm_teach.kernels.triton_kernels import dequantize_matmul
 from vllm_teach.kernels.triton_kernels.dequantize_matmul import (
     dequantize_matmul_spec,
+    gated_matmul,
     matmul,
     pack,
     rows,
@@ -93,6 +94,11 @@ def test_a_strided_input_and_the_output_s_dtype(assert_by_the_rule):
     assert torch.equal(matmul(x, pack(*weight)), matmul(x.contiguous(), pack(*weight)))
 
 
+def test_a_negation_that_is_put_off_counts():
+    packed, x, bias = pack(*make_weight(), 4), torch.randn(2, 96), torch.randn(70)
+    assert torch.equal(matmul(torch._neg_view(x), packed, torch._neg_view(bias)), matmul(-x, packed, -bias))
+
+
 def test_no_tokens():
     assert matmul(torch.empty(0, 96), pack(*make_weight(), 4)).shape == (0, 70)
 
@@ -128,6 +134,11 @@ def test_wrong_arguments_are_refused():
         matmul(torch.randn(2, 96).bfloat16(), packed)
     with pytest.raises(InvalidArgumentError, match=r"bias has shape \[69\] on cpu; it must be \[70\] on cpu"):
         matmul(torch.randn(2, 96), packed, torch.zeros(69))
+    for splits in (0, -1):
+        with pytest.raises(InvalidArgumentError, match=f"splits is {splits}; give a whole number from 1"):
+            matmul(torch.randn(2, 96), packed, splits=splits)
+    with pytest.raises(InvalidArgumentError, match="packed has 69 rows: gate and up must have half of them each"):
+        gated_matmul(torch.randn(2, 96), pack(*make_weight(out=69), 4))
     with pytest.raises(InvalidArgumentError, match="group_of has groups of 1 to 94 inputs"):
         pack(*make_weight(), 4, torch.tensor([0, 1] + [2] * 94, dtype=torch.int32))
 

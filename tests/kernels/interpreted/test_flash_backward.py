@@ -101,6 +101,16 @@ def test_an_upstream_gradient_that_is_no_contiguous_tensor(make_qkv):
         torch.testing.assert_close(grad, x.grad, rtol=0, atol=1e-5)
 
 
+def test_a_negation_that_is_put_off_counts(make_qkv):
+    """A gradient that comes through a conjugation may be one."""
+    q, k, v = make_qkv(5, 6)
+    upstream = torch.randn_like(q)
+    put_off, done = (
+        gradients(lambda *x: flash_attention(*x)[0], (q, k, v), each) for each in (torch._neg_view(upstream), -upstream)
+    )
+    assert all(torch.equal(mine, other) for mine, other in zip(put_off, done, strict=True))
+
+
 def test_a_tensor_changed_in_between_is_noticed(make_qkv):
     q, k, v = make_qkv(10, 12)
     q.requires_grad_()

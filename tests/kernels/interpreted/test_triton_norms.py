@@ -124,6 +124,13 @@ def test_strided_rows_and_views():
         assert torch.equal(out, rms.rms_norm(total, weight, EPS))
 
 
+def test_a_negation_that_is_put_off_counts():
+    x, weight, bias = torch.randn(2, 40), torch.randn(40), torch.randn(40)
+    put_off = [torch._neg_view(each) for each in (x, weight, bias)]
+    assert torch.equal(layer.layer_norm(*put_off), layer.layer_norm(-x, -weight, -bias))
+    assert torch.equal(rms.rms_norm(*put_off[:2]), rms.rms_norm(-x, -weight))
+
+
 def test_the_number_of_warps():
     assert [warps(tile) for tile in (1, 256, 1024, 8192, LARGEST_SIZE)] == [1, 1, 4, 32, 32]
 
