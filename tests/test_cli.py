@@ -210,6 +210,9 @@ def test_quantize_options_reach_the_config(tmp_path):
     [
         (["--method", "gptq", "--group-size", "96"], "use 8 or 16 or 32 or 64 or"),
         (["--method", "int8", "--bits", "4"], "bits=4"),
+        (["--method", "rtn", "--samples", "8"], "--samples chooses from a text, and 'rtn' reads none without"),
+        (["--method", "rtn", "--length", "64"], "leave --length out"),
+        (["--method", "int8", "--seed", "0"], "--seed chooses from a text, and 'int8' reads none"),
         (["--method", "awq", "--act-order"], "act_order=True"),
         (["--method", "gptq", "--calibration", "no/such/file"], "calibration='no/such/file'"),
         (["--method", "gptq", "--calibration", __file__, "--samples", "1", "--length", "600"], "use a shorter length"),
@@ -235,3 +238,14 @@ def test_quantize_never_writes_over_a_folder(tmp_path, capsys):
 def test_a_measurement_that_no_memory_holds_is_refused(capsys):
     assert cli.main(["bench", "norms", "--tokens", "999999999", "--size", "999999999", "--quiet"]) == 1
     assert "the tensors to measure with do not fit into memory: ask for less." in capsys.readouterr().err
+
+
+def test_a_kernel_without_room_to_work_in_is_no_traceback(monkeypatch, capsys):
+    from vllm_teach.performance import norm_bench
+
+    def fail(**arguments):
+        raise MemoryError("The kernel could not allocate its working memory.")
+
+    monkeypatch.setattr(norm_bench, "bench_norms", fail)
+    assert cli.main(["bench", "norms"]) == 1
+    assert capsys.readouterr().err == "vllm-teach: the tensors to measure with do not fit into memory: ask for less.\n"

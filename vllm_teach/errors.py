@@ -39,3 +39,23 @@ class MissingDependencyError(VllmTeachError, ImportError):
 
 class EngineError(VllmTeachError):
     """A request failed inside the engine; the request's neighbours go on."""
+
+
+class OutOfMemoryError(EngineError):
+    """A step found no memory for what it computes, on the device or the host."""
+
+
+class EngineDeadError(EngineError):
+    """The engine's loop, its process or one of its workers has ended or hangs: nothing more comes from it."""
+
+
+class QueueFullError(VllmTeachError):
+    """So many requests wait already that one more is refused; a later one may be taken."""
+
+
+class RequestTimeoutError(VllmTeachError, TimeoutError):
+    """A request waited, or ran, longer than it may; it has been aborted."""
+
+
+class ReplicaError(VllmTeachError):
+    """A replica, or the nginx before the replicas, cannot be started or keeps going down."""

@@ -11,7 +11,8 @@ from vllm_teach import __version__
 from vllm_teach.cli.arguments import add_model, count, port
 from vllm_teach.cli.bench import add_bench
 from vllm_teach.cli.output import OutputError, discard_output, escape_what_the_terminal_lacks, write
-from vllm_teach.errors import VllmTeachError
+from vllm_teach.cli.serve import add_serve
+from vllm_teach.errors import InvalidArgumentError, VllmTeachError
 
 
 def run_info(arguments: argparse.Namespace) -> None:
@@ -78,15 +79,18 @@ def run_quantize(arguments: argparse.Namespace) -> None:
         act_order=arguments.act_order,
         head_bits=arguments.head_bits,
     )
+    text = BUILTIN if arguments.calibration is None and config.method in CALIBRATED else arguments.calibration
+    choice = {name: value for name in ("samples", "length", "seed") if (value := getattr(arguments, name)) is not None}
+    if text is None and choice:
+        option = f"--{next(iter(choice))}"
+        raise InvalidArgumentError(
+            f"{option} chooses from a text, and {config.method!r} reads none without --calibration: give that, too, or "
+            f"leave {option} out."
+        )
     check_output(arguments.output)
     folder = resolve_model(arguments.model)
     check_quantizable(folder, config)
-    text, ids = arguments.calibration, None
-    if text is None and config.method in CALIBRATED:
-        text = BUILTIN
-    if text is not None:
-        sizes = {"samples": arguments.samples, "length": arguments.length, "seed": arguments.seed}
-        ids = calibration_ids(text, load_tokenizer(folder), **sizes)
+    ids = None if text is None else calibration_ids(text, load_tokenizer(folder), **choice)
     write(quantize_model(folder, arguments.output, config, ids, progress=not arguments.quiet))
 
 
@@ -149,10 +153,14 @@ def build_parser() -> argparse.ArgumentParser:
     quantize.add_argument("--head-bits", type=int, default=16, choices=[8, 16], help="8 makes embedding and head int8")
     quantize.add_argument("--symmetric", action="store_true", help="the same reach to both sides of 0")
     quantize.add_argument("--act-order", action="store_true", help="gptq: the most important inputs first")
-    quantize.add_argument("--calibration", metavar="FILE", help="text to learn from, or 'builtin' (gptq, awq: builtin)")
-    quantize.add_argument("--samples", type=count, default=32, help="pieces of that text (default: 32)")
-    quantize.add_argument("--length", type=count, default=512, help="tokens of a piece (default: 512)")
-    quantize.add_argument("--seed", type=int, default=0, help="of the choice of text (default: 0)")
+    quantize.add_argument(
+        "--calibration",
+        metavar="FILE",
+        help="text to learn from, or 'builtin' (gptq, awq: builtin); rtn, int8: to measure errors on (default: none)",
+    )
+    quantize.add_argument("--samples", type=count, help="pieces of that text (default: 32)")
+    quantize.add_argument("--length", type=count, help="tokens of a piece (default: 512)")
+    quantize.add_argument("--seed", type=int, help="of the choice of text (default: 0)")
     quantize.add_argument("--quiet", action="store_true", help="no progress bar")
     quantize.set_defaults(run=run_quantize)
 
@@ -160,6 +168,7 @@ def build_parser() -> argparse.ArgumentParser:
     tune.add_argument("--quiet", action="store_true", help="no progress bar")
     tune.set_defaults(run=run_tune)
 
+    add_serve(commands)
     add_bench(commands)
     return parser
 

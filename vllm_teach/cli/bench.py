@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from vllm_teach.cli.arguments import add_json, add_measurement, add_model, count
+from vllm_teach.cli.bench_serve import add_bench_serve
 from vllm_teach.cli.output import check_output_file, write, write_json
 from vllm_teach.errors import InvalidArgumentError
 
@@ -20,13 +21,14 @@ class _Result(Protocol):
 
 def add_bench(commands: Any) -> None:
     """Add `bench` and all that it measures to the subparsers of `vllm-teach`."""
-    what = "attention, linear, memory, norms, quantization, throughput"
+    what = "attention, linear, memory, norms, quantization, serve, throughput"
     bench = commands.add_parser("bench", help=f"measure: {what}").add_subparsers(required=True, metavar="WHAT")
     _add_attention(bench.add_parser("attention", help="time and memory of the attention backends, as ratios"))
     _add_linear(bench.add_parser("linear", help="products with quantised weights, ours and PyTorch's, beside bfloat16"))
     _add_memory(bench.add_parser("memory", help="sequences that a KV cache holds, paged and reserved, over a mix"))
     _add_norms(bench.add_parser("norms", help="LayerNorm and RMSNorm in one kernel, and operation by operation"))
     _add_quantization(bench.add_parser("quantization", help="perplexity, bytes and speed of quantised weights"))
+    add_bench_serve(bench.add_parser("serve", help="latencies and goodput of an OpenAI-compatible server under load"))
     _add_throughput(bench.add_parser("throughput", help="tokens a second of the engine beside another system"))
 
 
@@ -40,8 +42,8 @@ def _measured(
             check_output_file(arguments.json)
         try:
             result, text = measure(arguments)
-        except RuntimeError as error:  # PyTorch has no type for it
-            if "allocate memory" not in str(error):
+        except (MemoryError, RuntimeError) as error:  # PyTorch has no type for it
+            if isinstance(error, RuntimeError) and "allocate memory" not in str(error):
                 raise
             raise InvalidArgumentError("the tensors to measure with do not fit into memory: ask for less.") from error
         write(text(result))
@@ -122,12 +124,12 @@ def _add_quantization(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--folder", type=Path, metavar="DIR", help="keep the quantised models there, and use them again"
     )
-    parser.add_argument("--samples", type=count, default=32, help="pieces of text to calibrate on (default: 32)")
-    parser.add_argument("--length", type=count, default=512, help="tokens of a piece (default: 512)")
-    parser.add_argument("--tokens", type=count, default=20_000, help="tokens of other text to score (default: 20000)")
+    parser.add_argument("--samples", type=count, help="pieces of text to calibrate on (default: 32)")
+    parser.add_argument("--length", type=count, help="tokens of a piece (default: 512)")
+    parser.add_argument("--tokens", type=count, help="tokens of other text to score (default: 20000)")
     parser.add_argument("--window", type=count, help="tokens of context (default: 1024, or the model's if fewer)")
     parser.add_argument(
-        "--quick", action="store_true", help="8 x 128 tokens to calibrate on, 1,000 to score: a first look"
+        "--quick", action="store_true", help="a first look: 8 x 128 tokens to calibrate on, 1,000 to score, by default"
     )
     add_measurement(parser, 5, "each model decodes")
     parser.set_defaults(run=_measured(_bench_quantization))
@@ -136,13 +138,16 @@ def _add_quantization(parser: argparse.ArgumentParser) -> None:
 def _bench_quantization(arguments: argparse.Namespace) -> tuple[_Result, Callable[[Any], str]]:
     from vllm_teach.models import load_tokenizer, resolve_model
     from vllm_teach.performance.quantization_bench import bench_quantization, format_quantization
+    from vllm_teach.performance.quantization_plan import check_plan
     from vllm_teach.training.calibration_text import BUILTIN, calibration_ids
     from vllm_teach.training.evaluation_text import evaluation_ids
 
-    samples, length, tokens = arguments.samples, arguments.length, arguments.tokens
-    if arguments.quick:
-        samples, length, tokens = 8, 128, 1000
-    tokenizer = load_tokenizer(resolve_model(arguments.model))
+    asked = (arguments.samples, arguments.length, arguments.tokens)
+    defaults = (8, 128, 1000) if arguments.quick else (32, 512, 20_000)
+    samples, length, tokens = (given or default for given, default in zip(asked, defaults, strict=True))
+    source = resolve_model(arguments.model)
+    check_plan(source, tokens, arguments.folder, window=arguments.window)
+    tokenizer = load_tokenizer(source)
     calibration = calibration_ids(BUILTIN, tokenizer, samples=samples, length=length)
     with ExitStack() as cleanup:
         bench = bench_quantization(

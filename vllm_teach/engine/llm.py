@@ -14,18 +14,20 @@ from vllm_teach.engine.beam_search import search_beams
 from vllm_teach.engine.config import EngineConfig
 from vllm_teach.engine.device import choose_device, choose_dtype
 from vllm_teach.engine.failure import shown
+from vllm_teach.engine.field_checks import check_number, check_whole, refuse
 from vllm_teach.engine.limits import check_limits, check_quantization
 from vllm_teach.engine.llm_engine import LLMEngine
 from vllm_teach.engine.offline import progress_bar, run_all
 from vllm_teach.engine.outputs import RequestOutput
 from vllm_teach.engine.preemption import PreemptionCosts
 from vllm_teach.engine.prompts import Conversation, Prompt, list_conversations, list_prompts, render_chat
+from vllm_teach.engine.ranks import Ranks, load_over_ranks
 from vllm_teach.engine.request import Request
 from vllm_teach.engine.sampling_params import SamplingParams
 from vllm_teach.engine.tokenizer_protocol import EngineTokenizer
 from vllm_teach.errors import InvalidArgumentError
 from vllm_teach.models.language_model import LanguageModel
-from vllm_teach.models.load import load_config, load_model
+from vllm_teach.models.load import load_config, load_model, read_shard
 from vllm_teach.models.resolve import resolve_model
 from vllm_teach.models.tokenizer import load_tokenizer
 from vllm_teach.quantization.quantization_config import read_config
@@ -41,6 +43,13 @@ class LLM:
     others are the fields of `EngineConfig`, which says what they do; names are vLLM's where it has them. All are
     checked before the weights are loaded; InvalidArgumentError names the bad one.
 
+    With `tensor_parallel_size` above 1 that many processes, ranks, compute the model together, each with its part of
+    the weights and of the KV cache: this one and the workers that it starts, which end with it, with `close`, or when
+    the LLM is garbage; under `torchrun`, the ranks that it started, of which rank 0 goes on and the others serve it
+    until it is done. The cache's sizes, also `swap_space`, are each rank's own (a `swap_file` gets others beside it,
+    `.rank1` behind their names, and so on). When a rank dies, or is silent for `distributed_timeout_seconds` in the
+    midst of a step, EngineDeadError is raised.
+
     With `hf=True` transformers loads and computes the model, which must not be quantised, and only its attention is
     ours: for architectures that `models.decoder` does not know. What such a model is can only be seen once it is
     loaded, so its limits are checked then.
@@ -55,6 +64,8 @@ class LLM:
         dtype: str | torch.dtype = "auto",
         device: str | torch.device = "auto",
         quantization: str | None = None,
+        tensor_parallel_size: int = 1,
+        distributed_timeout_seconds: float = 60.0,
         max_model_len: int | None = None,
         max_num_seqs: int = 64,
         max_num_batched_tokens: int = 2048,
@@ -114,12 +125,18 @@ class LLM:
             target_inter_token_latency=target_inter_token_latency,
             max_events=max_events,
         )
+        check_whole("tensor_parallel_size", tensor_parallel_size, 1)
+        hint = "use a number of seconds above 0 and at most 86400"
+        check_number("distributed_timeout_seconds", distributed_timeout_seconds, 0, 86400, open_low=True, hint=hint)
+        if hf and tensor_parallel_size > 1:
+            refuse("tensor_parallel_size", tensor_parallel_size, "transformers' models are not split, so use 1")
         chosen_device = choose_device(device)
         chosen_dtype = choose_dtype(dtype, chosen_device)
         path = resolve_model(model)
         stored = read_config(path)
         check_quantization(quantization, stored, model)
         self.model: LanguageModel
+        ranks: Ranks | None = None
         if hf:
             if stored is not None:
                 raise InvalidArgumentError(
@@ -130,10 +147,28 @@ class LLM:
 
             self.model = load_hugging_face(path, chosen_dtype, chosen_device)
         else:
-            check_limits(config, load_config(path), chosen_dtype, chosen_device)
-            self.model = load_model(path, chosen_dtype, chosen_device)
-        self.tokenizer: EngineTokenizer = load_tokenizer(path)
-        self.engine = LLMEngine(self.model, self.tokenizer, config)
+            shape = load_config(path) if tensor_parallel_size == 1 else read_shard(path, 0, tensor_parallel_size).config
+            check_limits(config, shape, chosen_dtype, chosen_device)
+            if tensor_parallel_size == 1:
+                self.model = load_model(path, chosen_dtype, chosen_device)
+            else:
+                how = (chosen_dtype, chosen_device, config, float(distributed_timeout_seconds))
+                self.model, ranks = load_over_ranks(path, int(tensor_parallel_size), *how)
+        try:
+            self.tokenizer: EngineTokenizer = load_tokenizer(path)
+            self.engine = LLMEngine(self.model, self.tokenizer, config, ranks)
+        except BaseException:
+            if ranks is not None:
+                ranks.close()
+            raise
+
+    def close(self) -> None:
+        """End the processes that compute with this one (`tensor_parallel_size`); after that it computes no more.
+
+        Without them it does nothing. Can be called twice.
+        """
+        if self.engine.ranks is not None:
+            self.engine.ranks.close()
 
     @classmethod
     def from_loaded(cls, model: LanguageModel, tokenizer: EngineTokenizer, **limits: Any) -> LLM:

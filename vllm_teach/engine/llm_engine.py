@@ -5,15 +5,14 @@ from __future__ import annotations
 import itertools
 import time
 from functools import partial
-from numbers import Integral
 
 from vllm_teach.engine.assembly import make_scheduler_config, make_storage
 from vllm_teach.engine.config import EngineConfig, StepStats
 from vllm_teach.engine.detokenizer import OutputText
+from vllm_teach.engine.driving_runner import DrivingRunner
 from vllm_teach.engine.events import EventLog
 from vllm_teach.engine.exclusive import Exclusive
 from vllm_teach.engine.failure import engine_error, shown
-from vllm_teach.engine.field_checks import refuse
 from vllm_teach.engine.limits import (
     check_limits,
     check_pattern,
@@ -25,12 +24,15 @@ from vllm_teach.engine.model_runner import ModelRunner
 from vllm_teach.engine.output_writer import OutputWriter
 from vllm_teach.engine.outputs import RequestMetrics, RequestOutput
 from vllm_teach.engine.plan import Plan, StepResult
-from vllm_teach.engine.prompts import Prompt, TokensPrompt, read_prompt
+from vllm_teach.engine.prompts import Prompt, TokensPrompt
+from vllm_teach.engine.ranks import Ranks
 from vllm_teach.engine.request import Request, Sequence, SequenceStatus
+from vllm_teach.engine.request_checks import check_priority, check_request
 from vllm_teach.engine.sampling_params import SamplingParams
 from vllm_teach.engine.scheduler import Scheduler
+from vllm_teach.engine.step_totals import StepTotals
 from vllm_teach.engine.tokenizer_protocol import EngineTokenizer
-from vllm_teach.errors import EngineError, InvalidArgumentError, ModelLoadError, PromptTooLongError
+from vllm_teach.errors import EngineDeadError, EngineError, InvalidArgumentError, ModelLoadError
 from vllm_teach.kvcache.manager import KVCacheManager
 from vllm_teach.kvcache.placement import longest_sequence
 from vllm_teach.models.language_model import LanguageModel
@@ -40,7 +42,7 @@ class LLMEngine:
     """Owns scheduler, cache and runner. `step()` is three calls: schedule, execute, update.
 
     `kv` has the cache's bookkeeping (`kv.usage()` its figures), `events` what happened, `last_plan` and `last_step`
-    what the last step did.
+    what the last step did, `totals` what all did; `ranks` are the other processes that compute, None without them.
 
     A request that fails ends with a typed error in its output, and its neighbours go on; when the forward pass itself
     fails, all requests of that step end so. In either case nothing stays in the cache. A Ctrl-C during `step`,
@@ -49,8 +51,10 @@ class LLMEngine:
     thread is inside, or calls from within, as a model or a tokenizer could, gets an EngineError; only an abort waits.
     """
 
-    def __init__(self, model: LanguageModel, tokenizer: EngineTokenizer, config: EngineConfig) -> None:
-        self.model, self.tokenizer, self.config = model, tokenizer, config
+    def __init__(
+        self, model: LanguageModel, tokenizer: EngineTokenizer, config: EngineConfig, ranks: Ranks | None = None
+    ) -> None:
+        self.model, self.tokenizer, self.config, self.ranks = model, tokenizer, config, ranks
         shape = model.config
         check_limits(config, shape, model.dtype, model.device)
         for token_id in tokenizer.stop_token_ids:
@@ -59,14 +63,16 @@ class LLMEngine:
                     f"the end-of-text id {token_id} is not one of this model's ids, which end at "
                     f"{shape.vocab_size - 1}: correct eos_token_id in its generation_config.json or tokenizer files."
                 )
-        num_blocks = choose_num_blocks(config, shape, model.dtype, model.device)
+        num_here = 1 if ranks is None else ranks.num_here
+        num_blocks = choose_num_blocks(config, shape, model.dtype, model.device, num_here)
         num_host_blocks = choose_num_host_blocks(config, shape, model.dtype)
         # Before any memory is taken: who keeps the error of a refused engine would keep that, too.
         most = longest_sequence(config.kv_placement, num_blocks) * config.block_size
         self.max_model_len = choose_max_model_len(config, shape, most)
         check_pattern(config.attention_pattern, self.max_model_len)
         storage = make_storage(config, model, num_blocks, num_host_blocks)
-        self.runner = ModelRunner(model, storage, config.attention_backend, config.attention_pattern)
+        make_runner = ModelRunner if ranks is None else partial(DrivingRunner, ranks)
+        self.runner = make_runner(model, storage, config.attention_backend, config.attention_pattern)
         self.events = EventLog(max_events=config.max_events)
         self.kv = KVCacheManager(
             num_blocks,
@@ -81,6 +87,7 @@ class LLMEngine:
         self.writer = OutputWriter(tokenizer, self._end)
         self.last_plan = Plan()
         self.last_step: StepStats | None = None
+        self.totals = StepTotals()
         self._requests: dict[str, Request] = {}  # the unfinished ones, in order of arrival
         self._unsettled = False  # whether tokens may be there that have no text yet
         self.seq_ids = itertools.count()
@@ -93,22 +100,8 @@ class LLMEngine:
         Raises InvalidArgumentError for a prompt that is empty or no text or token ids of this model, PromptTooLongError
         for one that leaves no room for an answer, and EngineError when the tokenizer fails on it.
         """
-        if not isinstance(params, SamplingParams):
-            raise InvalidArgumentError(f"sampling_params={shown(params)} is not valid: use a SamplingParams.")
-        params.copy()  # checks it again: its fields may have changed since
-        vocab = self.model.config.vocab_size
-        checked = read_prompt(prompt, self.tokenizer, vocab)
-        count = len(checked["prompt_token_ids"])
-        if count >= self.max_model_len:
-            raise PromptTooLongError(
-                f"the prompt has {count} tokens, but with at least one new token max_model_len="
-                f"{self.max_model_len} allows {self.max_model_len - 1}: shorten it."
-            )
-        for name in ("stop_token_ids", "logit_bias"):
-            token_ids = getattr(params, name) or ()
-            if any(token_id >= vocab for token_id in token_ids):
-                refuse(name, token_ids, f"this model's ids end at {vocab - 1}")
-        return checked
+        vocab_size = self.model.config.vocab_size
+        return check_request(prompt, params, self.tokenizer, vocab_size=vocab_size, max_model_len=self.max_model_len)
 
     def add_request(
         self,
@@ -128,8 +121,7 @@ class LLMEngine:
     def _add_request(self, prompt: Prompt, params: SamplingParams | None, request_id: str | None, priority: int) -> str:
         params = SamplingParams() if params is None else params
         checked = self.validate(prompt, params)
-        if isinstance(priority, bool) or not isinstance(priority, Integral):
-            raise InvalidArgumentError(f"priority={shown(priority)} is not valid: use a whole number.")
+        priority = check_priority(priority)
         if request_id is None:
             request_id = next(name for name in map("request-{}".format, self._numbers) if name not in self._requests)
         elif not isinstance(request_id, str) or request_id in self._requests:
@@ -138,7 +130,7 @@ class LLMEngine:
         texts = [self.writer.new_text(token_ids, params) for _ in range(params.n)]
         sequences = [self._new_sequence(token_ids, params, index, text) for index, text in enumerate(texts)]
         for sequence in sequences:
-            sequence.priority, sequence.salt = int(priority), checked["cache_salt"] or ""
+            sequence.priority, sequence.salt = priority, checked["cache_salt"] or ""
         metrics = RequestMetrics(arrival_time=time.perf_counter())
         request = Request(request_id, checked["prompt"], token_ids, params, sequences, metrics)
         # The prompt is computed once; the other completions branch off when it is.
@@ -191,6 +183,7 @@ class LLMEngine:
         self.last_plan = plan
         seconds = time.perf_counter() - started
         self.last_step = StepStats(plan.num_prefill_tokens, plan.num_decode_tokens, len(plan.items), seconds)
+        self.totals.add(plan, result, self.last_step)
         self.scheduler.observe(seconds)
         return [request.output() for request in touched]
 
@@ -235,6 +228,8 @@ class LLMEngine:
             return StepResult()
         try:
             return self.runner.execute(plan)
+        except EngineDeadError:
+            raise
         except Exception as error:  # noqa: BLE001 - becomes the typed error of every request in this step
             failure = engine_error("the model's forward pass failed", error, "send the request again, or fewer at once")
             failed = [each for item in plan.items for each in (item.sequence, *item.sequence.forks)]

@@ -10,6 +10,7 @@ from torch import Tensor
 from vllm_teach.attention.patterns import Pattern
 from vllm_teach.backends.dispatch import AUTO, Prepared
 from vllm_teach.backends.packed import reads_packed
+from vllm_teach.engine.attention_meter import AttentionMeter
 from vllm_teach.engine.batch import Batch
 from vllm_teach.engine.broken_rows import fail_broken_rows
 from vllm_teach.engine.plan import Plan, StepResult
@@ -29,6 +30,7 @@ class ModelRunner:
     prompt tokens and twenty decoding sequences are 520 rows of the same matrix products, and one attention call in each
     layer, which reads the cache through the block tables. `attention_backend` computes it; "auto" chooses in each step.
     `pattern`, if given, hides keys from every layer's queries, beside what causality and the layer's own window hide.
+    `meter` says what part of the time attention takes.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class ModelRunner:
         self.model = model.join_weights() if isinstance(model, Decoder) else model
         self.storage = storage
         self.pattern = pattern
+        self.meter = AttentionMeter(model.device)
         self._backend = attention_backend
         self._codes: QuantizedKVStorage | None = None  # the storage, where attention cannot read it as it lies
         if isinstance(storage, QuantizedKVStorage) and not reads_packed(attention_backend, model.dtype, model.device):
@@ -50,17 +53,26 @@ class ModelRunner:
         earlier layers may have written their K and V: the same plan can be executed again, which writes the same slots.
         Its transfers are not applied a second time.
         """
-        for transfer in plan.transfers[plan.num_applied :]:
-            self.storage.apply((transfer,))
-            plan.num_applied += 1
+        self.transfer(plan)
         if not plan.items:
             return StepResult()
         batch = Batch.of(plan, self.storage.block_size, self.storage.zero_block, self.model.device)
-        hidden = self.model(batch.token_ids, batch.positions, self._attend(batch))
+        hidden = self.forward(batch)
         result = self._sample(batch, hidden)
         rank_prompt_tokens(self.model, hidden, plan, result)
         fail_broken_rows(hidden, plan, result)
         return result
+
+    def transfer(self, plan: Plan) -> None:
+        """Apply the transfers of `plan` that are overdue, and count them in it."""
+        for transfer in plan.transfers[plan.num_applied :]:
+            self.storage.apply((transfer,))
+            plan.num_applied += 1
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Write the K and V of the tokens of `batch` and return their last hidden states, `[tokens, hidden_size]`."""
+        with self.meter.watch(self._attend(batch)) as attend:
+            return self.model(batch.token_ids, batch.positions, attend)
 
     def _sample(self, batch: Batch, hidden: Tensor) -> StepResult:
         if not batch.sequences:
@@ -88,6 +100,10 @@ class _PagedAttend:
     ) -> None:
         self._storage, self._batch, self._backend, self._pattern = storage, batch, backend, pattern
         self._prepared: dict[int | None, Prepared] = {}
+
+    def backend(self, window: int | None) -> str:
+        """Return the name of what serves the layers with this `window`, once one of them was computed."""
+        return self._prepared[window].backend
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, window: int | None = None) -> Tensor:
         """See `models.attend.Attend`."""

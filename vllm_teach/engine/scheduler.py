@@ -7,6 +7,7 @@ computed (Sarathi-Serve, Agrawal et al. 2024, section 4).
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from vllm_teach.engine.events import Admitted, Arrived, BroughtBack, EventLog, Finished, Preempted, Scheduled, StepEnded
@@ -42,6 +43,7 @@ class Scheduler:
         self.waiting = SequenceQueue(config.policy)
         self.running = SequenceQueue(config.policy)
         self.swapped = SequenceQueue(config.policy)
+        self.preemptions: Counter[str] = Counter()  # by mode, since the start
         self._settler = Settler(self)
         self._token_budget = TokenBudget(config.max_num_batched_tokens, config.target_inter_token_latency)
         self._num_arrived = 0
@@ -256,6 +258,7 @@ class Scheduler:
             mode, victim.status, victim.num_computed = "recompute", SequenceStatus.WAITING, 0
             self.waiting.add(victim)
         victim.num_preemptions += 1
+        self.preemptions[mode] += 1
         step.preempted.append(victim)
         self.events.record(Preempted(victim.seq_id, mode, computed, wanted))
 

@@ -51,12 +51,16 @@ class Decoder(nn.Module):
 
         `token_ids` and `positions` are integer `[tokens]`; `attend` may store k and v, nothing here is mutated.
         """
-        x, update = self.model.embed_tokens(token_ids), None
+        x, update = self.embed(token_ids), None
         cos, sin = self.rotary(positions, x.dtype)
         for layer in self.model.layers:
             x, update = cast("DecoderLayer", layer).carry(x, update, cos, sin, attend)
         normalised, _ = self.model.norm(x, update)
         return normalised
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Return the vectors of `token_ids` `[tokens]`, `[tokens, hidden_size]`."""
+        return self.model.embed_tokens(token_ids)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the score of each vocabulary entry, `[tokens, vocab_size]`, for `hidden` `[tokens, hidden_size]`."""

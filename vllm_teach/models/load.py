@@ -1,17 +1,25 @@
 """Puts the weights of a Hugging Face directory into a `Decoder`."""
 
+import math
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
 from vllm_teach.errors import InvalidArgumentError, ModelLoadError, ModelNotFoundError
+from vllm_teach.kernels.packed_weight import PANEL_ROWS
 from vllm_teach.models.config import ModelConfig
 from vllm_teach.models.decoder import Decoder
 from vllm_teach.models.fields import read_json
+from vllm_teach.models.shard import Shard
+from vllm_teach.models.sharded_decoder import ShardedDecoder
 from vllm_teach.models.weights import Checkpoint
+from vllm_teach.parallel.group import Group
 from vllm_teach.quantization.checkpoint import QuantizedCheckpoint
+from vllm_teach.quantization.part import part_of
 from vllm_teach.quantization.quantization_config import read_config
 
+_Model = TypeVar("_Model", bound=Decoder)
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
@@ -26,16 +34,31 @@ def load_model(path: Path | str, dtype: torch.dtype = torch.float32, device: tor
     missing, unexpected or wrongly shaped tensor, a damaged file, an unknown architecture or kind of quantisation.
     """
     folder = Path(path)
-    model = Decoder(load_config(folder))
-    checkpoint = Checkpoint(folder)
-    quantized = None if read_config(folder) is None else QuantizedCheckpoint(folder)
-    if quantized is not None:
-        _put_quantized(model, quantized, dtype, device)
-    wanted = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    _check(checkpoint, wanted, quantized)
-    weights = {name: checkpoint.copy(name, dtype, device) for name in wanted}
-    model.load_state_dict(weights, assign=True)
-    return model.eval().requires_grad_(False)
+    return _filled(Decoder(load_config(folder)), folder, dtype, device)
+
+
+def load_shard(
+    path: Path | str, group: Group, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+) -> ShardedDecoder:
+    """Return the part of the model in directory `path` that `group.rank` has; of the files, only that is read.
+
+    Of quantised matrices the codes are read whole, one matrix at a time, and then cut. Otherwise as `load_model`, and
+    InvalidArgumentError for a model that cannot be cut into `group.size` parts.
+    """
+    folder = Path(path)
+    shard = read_shard(folder, group.rank, group.size)
+    return _filled(ShardedDecoder(shard, group), folder, dtype, device, shard)
+
+
+def read_shard(path: Path | str, rank: int, size: int) -> Shard:
+    """Return which part of the model in directory `path` has `rank` of `size`. Reads no weights.
+
+    Raises what `load_config` does, and InvalidArgumentError for a model that cannot be cut into `size` parts.
+    """
+    quantized = read_config(Path(path))
+    # A cut must not go through a group of down_proj's inputs, nor through a panel of gate's and up's rows.
+    unit = 1 if quantized is None else math.lcm(quantized.group_size or 1, PANEL_ROWS)
+    return Shard.of(load_config(path), rank, size, unit)
 
 
 def load_config(path: Path | str) -> ModelConfig:
@@ -50,12 +73,45 @@ def load_config(path: Path | str) -> ModelConfig:
     return ModelConfig.from_hf(read_json(file).values, str(file))
 
 
+def _filled(
+    model: _Model, folder: Path, dtype: torch.dtype, device: torch.device | str, shard: Shard | None = None
+) -> _Model:
+    checkpoint = Checkpoint(folder)
+    quantized = None if read_config(folder) is None else QuantizedCheckpoint(folder)
+    if quantized is not None:
+        _put_quantized(model, quantized, dtype, device, shard)
+    whole = model if shard is None else Decoder(shard.whole)
+    shapes = {name: tuple(parameter.shape) for name, parameter in whole.named_parameters()}
+    wanted = {name: shapes[name] for name, _ in model.named_parameters()}
+    _check(checkpoint, wanted, quantized)
+    weights = {name: _read(checkpoint, name, dtype, device, shard) for name in wanted}
+    model.load_state_dict(weights, assign=True)
+    return model.eval().requires_grad_(False)
+
+
+def _read(
+    checkpoint: Checkpoint, name: str, dtype: torch.dtype, device: torch.device | str, shard: Shard | None
+) -> torch.Tensor:
+    if shard is None:
+        return checkpoint.copy(name, dtype, device)
+    part = shard.cut(name.rpartition(".")[0])[: len(checkpoint.shapes[name])]
+    weight = checkpoint.copy(name, dtype, device, part)
+    return weight if shard.adds(name) else weight.zero_()
+
+
 def _put_quantized(
-    model: Decoder, quantized: QuantizedCheckpoint, dtype: torch.dtype, device: torch.device | str
+    model: Decoder,
+    quantized: QuantizedCheckpoint,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    shard: Shard | None = None,
 ) -> None:
     for module in quantized.modules:
+        weight = quantized.read(module)
+        if shard is not None:
+            weight = part_of(module, weight, *shard.cut(module))
         try:
-            model.put_quantized(module, quantized.read(module).to(device), dtype)
+            model.put_quantized(module, weight.to(device), dtype)
         except InvalidArgumentError as error:
             reason = str(error).rstrip(".")
             raise ModelLoadError(

@@ -35,10 +35,15 @@ class Checkpoint:
                     self.files[name] = file
                     self.shapes[name] = tuple(opened.get_slice(name).get_shape())
 
-    def copy(self, name: str, dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
-        """Return a fresh tensor in `dtype` on `device`; the file's own bytes stay mapped only during the copy."""
+    def copy(
+        self, name: str, dtype: torch.dtype, device: torch.device | str, part: tuple[slice, ...] | None = None
+    ) -> torch.Tensor:
+        """Return a fresh tensor in `dtype` on `device`; the file's own bytes stay mapped only during the copy.
+
+        With `part`, rows and columns, only these are read.
+        """
         with _opened(self.files[name]) as opened:
-            source = opened.get_tensor(name)
+            source = opened.get_tensor(name) if part is None else opened.get_slice(name)[part]
             if not source.is_floating_point() or source.element_size() < 2:
                 raise ModelLoadError(
                     f"tensor {name} in {self.files[name]} has dtype {source.dtype}, which a weight must not have: use "

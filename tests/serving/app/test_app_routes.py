@@ -1,0 +1,111 @@
+"""What is neither a completion nor a chat: tokens, models, health, version, metrics, names of requests."""
+
+import httpx
+import pytest
+
+from vllm_teach.version import __version__
+
+
+def test_tokenize_and_detokenize_are_inverse(scripted):
+    ask, _ = scripted()
+    answer = ask("POST", "/tokenize", {"prompt": "Añ", "return_token_strs": True}).json()
+    assert answer == {
+        "count": 3,
+        "max_model_len": 64,
+        "tokens": [65, 195, 177],
+        "token_strs": ["A", "\ufffd", "\ufffd"],
+    }
+    assert ask("POST", "/detokenize", {"tokens": answer["tokens"]}).json() == {"prompt": "Añ"}
+
+
+def test_tokenize_takes_a_conversation_an_empty_text_and_a_long_one(scripted):
+    ask, _ = scripted()
+    chat = ask("POST", "/tokenize", {"messages": [{"role": "user", "content": "A"}]}).json()
+    assert bytes(chat["tokens"]) == b"<user>A"
+    assert ask("POST", "/tokenize", {"prompt": ""}).json()["tokens"] == []
+    long = ask("POST", "/tokenize", {"prompt": "ab" * 10_000, "return_token_strs": True}).json()
+    assert (long["count"], len(long["token_strs"])) == (20_000, 20_000)
+    assert ask("POST", "/detokenize", {"tokens": long["tokens"]}).json() == {"prompt": "ab" * 10_000}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "a", "messages": [{"role": "user", "content": "A"}]}, "prompt"),
+        ("/tokenize", {"prompt": 5}, "prompt"),
+        ("/detokenize", {}, "tokens"),
+        ("/detokenize", {"tokens": [300]}, None),
+        ("/detokenize", {"tokens": [-1]}, "tokens[0]"),
+        ("/detokenize", {"tokens": ["a"]}, "tokens[0]"),
+    ],
+)
+def test_a_wrong_body_is_400(scripted, path, body, param):
+    ask, _ = scripted()
+    answer = ask("POST", path, body)
+    assert (answer.status, answer.error["param"]) == (400, param)
+
+
+def test_a_model_has_each_of_its_names(scripted, says):
+    ask, _ = scripted([says("x", finish="stop")], served_model_names=("mine", "org/other"))
+    models = ask("GET", "/v1/models").json()
+    assert models["object"] == "list"
+    assert [model["id"] for model in models["data"]] == ["mine", "org/other"]
+    one = ask("GET", "/v1/models/org/other").json()
+    assert one == models["data"][1]
+    assert (one["object"], one["root"], one["max_model_len"]) == ("model", "scripted", 64)
+    assert ask("POST", "/v1/completions", {"model": "org/other", "prompt": "A"}).json()["model"] == "mine"
+
+
+def test_health_follows_the_engine(scripted):
+    ask, engine = scripted()
+    assert (ask("GET", "/health").status, ask("GET", "/health").json()) == (200, {"status": "ok"})
+    engine.dead = "the engine's process has ended: restart the server."
+    answer = ask("GET", "/health")
+    assert (answer.status, answer.error["code"], answer.error["message"]) == (503, "engine_dead", engine.dead)
+
+
+def test_version(scripted):
+    ask, _ = scripted()
+    assert ask("GET", "/version").json() == {"version": __version__}
+
+
+def test_a_request_keeps_its_name_or_gets_one(scripted):
+    ask, _ = scripted()
+    assert ask("GET", "/health", headers={"x-request-id": "mine-7"}).headers["x-request-id"] == "mine-7"
+    first, second = (ask("GET", "/nothing").headers["x-request-id"] for _ in range(2))
+    assert first != second
+    for odd in ("a\tb", "ü", "x" * 129, ""):
+        assert ask("GET", "/health", headers={"x-request-id": odd}).headers["x-request-id"] != odd
+
+
+def test_metrics_are_what_the_engine_did(tiny_server):
+    before = tiny_server.engine
+    assert before.num_running == 0
+    assert httpx.post(tiny_server.url + "/generate", json={"prompt": "The sea", "max_len": 3}, timeout=60).is_success
+    answer = httpx.get(tiny_server.url + "/metrics")
+    assert answer.headers["content-type"].startswith("text/plain")
+    assert (
+        'http_requests_total{engine="0",handler="/generate",method="POST",model_name="tiny",status="200"}'
+        in answer.text
+    )
+
+
+def test_the_openapi_document_describes_every_route(scripted):
+    ask, _ = scripted()
+    document = ask("GET", "/openapi.json").json()
+    assert document["paths"].keys() == {
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/generate",
+        "/tokenize",
+        "/detokenize",
+        "/v1/models",
+        "/v1/models/{model}",
+        "/health",
+        "/version",
+    }
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            assert "422" not in operation["responses"], "FastAPI's own errors are not sent"
+            assert {"4XX", "5XX"} <= operation["responses"].keys()

@@ -1,0 +1,1 @@
+"""A service around the engine: HTTP, metrics, several replicas, several devices."""

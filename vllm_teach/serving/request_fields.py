@@ -1,0 +1,71 @@
+"""Types of the fields in request bodies, which accept what their JSON schemas say, and nothing else.
+
+Numbers, flags and texts are taken as they are: "1" is no number and 1 no flag. Unions are read by hand, where pydantic
+would try each member on each item of a long list and report what it is not.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, PlainValidator, Strict
+
+Whole = Annotated[int, Strict()]
+Number = Annotated[float, Strict(), Field(allow_inf_nan=False)]
+Flag = Annotated[bool, Strict()]
+Text = Annotated[str, Strict()]
+TokenId = Annotated[int, Strict(), Field(ge=0)]
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
+
+_SomeText = Annotated[str, Strict(), Field(min_length=1)]
+_SomeIds = Annotated[list[TokenId], Field(min_length=1)]
+
+_PROMPTS = "use a text, a list of texts, a list of token ids, or a list of such lists"
+
+
+def list_prompts(value: Any) -> list[str] | list[list[int]]:
+    """Return OpenAI's `prompt`, in any of its four forms, as a list of prompts; ValueError for what is none."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list) or not value:
+        raise ValueError(_PROMPTS)
+    if all(isinstance(item, str) for item in value):
+        return value
+    prompts = value if isinstance(value[0], list) else [value]
+    for prompt in prompts:
+        if not isinstance(prompt, list) or not prompt or not all(type(item) is int and item >= 0 for item in prompt):
+            raise ValueError(_PROMPTS)
+    return prompts
+
+
+def _list_of_one(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+Prompts = Annotated[
+    list[str] | list[list[int]],
+    PlainValidator(
+        list_prompts,
+        json_schema_input_type=_SomeText
+        | Annotated[list[_SomeText], Field(min_length=1)]
+        | _SomeIds
+        | Annotated[list[_SomeIds], Field(min_length=1)],
+    ),
+]
+
+_Stops = Annotated[list[_SomeText], Field(fail_fast=True)]
+Stops = Annotated[_Stops, BeforeValidator(_list_of_one, json_schema_input_type=_SomeText | list[_SomeText])]
+
+
+def _with_numbers(value: Any) -> Any:
+    """Return `logit_bias` with numbers for its keys, which JSON has only as strings."""
+    if not isinstance(value, dict):
+        return value
+    if not all(isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 20 for key in value):
+        raise ValueError("use an object whose keys are token ids, which are whole numbers from 0")
+    return {int(key): bias for key, bias in value.items()}
+
+
+_Bias = Annotated[float, Strict(), Field(ge=-100, le=100)]
+_BiasKey = Annotated[str, Field(pattern=r"^[0-9]{1,19}$")]
+LogitBias = Annotated[dict[int, _Bias], BeforeValidator(_with_numbers, json_schema_input_type=dict[_BiasKey, _Bias])]
