@@ -65,6 +65,7 @@ def run_generate(arguments: argparse.Namespace) -> None:
 
 def run_quantize(arguments: argparse.Namespace) -> None:
     """Quantise a model into a new folder, or go on where such a run broke off."""
+    from vllm_teach.cli.heap import return_large_blocks
     from vllm_teach.models import load_tokenizer, resolve_model
     from vllm_teach.models.partial_folder import check_output
     from vllm_teach.models.quantize import CALIBRATED, check_quantizable, quantize_model
@@ -87,6 +88,7 @@ def run_quantize(arguments: argparse.Namespace) -> None:
             f"{option} chooses from a text, and {config.method!r} reads none without --calibration: give that, too, or "
             f"leave {option} out."
         )
+    return_large_blocks()
     check_output(arguments.output)
     folder = resolve_model(arguments.model)
     check_quantizable(folder, config)
