@@ -26,41 +26,41 @@ def already(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_window_is_as_asked_for_or_1024_or_the_context(tmp_path: Path) -> None:
-    assert check_plan(TINY, 258, tmp_path / "deep" / "new") == 512
-    assert check_plan(TINY, 258, window=2) == 2
-    assert check_plan(TINY, 258, window=512) == 512
+    assert check_plan(TINY, tmp_path / "deep" / "new") == 512
+    assert check_plan(TINY, tokens=258, window=2) == 2
+    assert check_plan(TINY, tokens=258, window=512) == 512
     values = json.loads((TINY / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**values, "max_position_embeddings": 2048}))
-    assert check_plan(tmp_path, 258) == 1024
+    assert check_plan(tmp_path, tokens=258) == 1024
 
 
 @pytest.mark.parametrize("window", [0, 1, -5, True, 64.0, "64", 513, 10**30])
 def test_odd_windows_are_refused(window: object) -> None:
     with pytest.raises(InvalidArgumentError, match=rf"^window={window!r} is "):
-        check_plan(TINY, 1000, window=window)  # type: ignore[arg-type]
+        check_plan(TINY, tokens=1000, window=window)  # type: ignore[arg-type]
 
 
 def test_too_few_tokens_for_an_interval_are_refused() -> None:
     """All variants were once made, scored and timed before it turned out."""
     with pytest.raises(InvalidArgumentError, match=r"tokens=257 are too few for an interval .*: score 258 or more"):
-        check_plan(TINY, 257)
+        check_plan(TINY, tokens=257)
 
 
 def test_a_model_that_is_quantised_already_is_refused(already: Path) -> None:
     with pytest.raises(InvalidArgumentError, match=r"is quantised already \(rtn, 4 bits\)"):
-        check_plan(already, 1000)
+        check_plan(already, tokens=1000)
 
 
 def test_a_variant_that_the_model_does_not_suit_is_refused() -> None:
     """The ones before it were once made first."""
     odd = Variant("odd", torch.bfloat16, QuantizationConfig.choose("gptq", group_size=96))
     with pytest.raises(InvalidArgumentError, match="group_size=96 does not cut"):
-        check_plan(TINY, 1000, variants=(Variant(BASELINE), odd))
+        check_plan(TINY, tokens=1000, variants=(Variant(BASELINE), odd))
 
 
 def test_without_bfloat16_there_is_nothing_to_compare_with() -> None:
     with pytest.raises(InvalidArgumentError, match="variants has no 'bf16'"):
-        check_plan(TINY, 1000, variants=(Variant("fp32", torch.float32),))
+        check_plan(TINY, tokens=1000, variants=(Variant("fp32", torch.float32),))
 
 
 @pytest.mark.parametrize("below", ["", "deep/er"])
@@ -69,9 +69,9 @@ def test_a_folder_that_is_a_file_or_below_one_is_refused(below: str, tmp_path: P
     with pytest.raises(
         InvalidArgumentError, match=r"^folder='.*file.*' cannot hold the quantised models \(.* is a file"
     ):
-        check_plan(TINY, 1000, tmp_path / "file" / below)
+        check_plan(TINY, tmp_path / "file" / below)
     with pytest.raises(InvalidArgumentError, match=r"^folder='y+' cannot hold"):
-        check_plan(TINY, 1000, Path("y" * 300))
+        check_plan(TINY, Path("y" * 300))
 
 
 def test_the_command_says_so_before_it_reads_a_text(

@@ -28,6 +28,7 @@ def test_the_text_is_the_validation_documents_in_order_each_with_an_end(tokenize
     expected = [id for each in JUDGING for id in (*tokenizer.encode(each.text), tokenizer.eos_token_id)]
     ids = evaluation_ids(tokenizer, len(expected))
     assert (ids.tolist(), ids.dtype) == (expected, torch.int64)
+    assert evaluation_ids(tokenizer).tolist() == expected
     assert evaluation_ids(tokenizer, 5).tolist() == expected[:5]
 
 

@@ -126,7 +126,7 @@ def _add_quantization(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--samples", type=count, help="pieces of text to calibrate on (default: 32)")
     parser.add_argument("--length", type=count, help="tokens of a piece (default: 512)")
-    parser.add_argument("--tokens", type=count, help="tokens of other text to score (default: 20000)")
+    parser.add_argument("--tokens", type=count, help="tokens of other text to score (default: all there is)")
     parser.add_argument("--window", type=count, help="tokens of context (default: 1024, or the model's if fewer)")
     parser.add_argument(
         "--quick", action="store_true", help="a first look: 8 x 128 tokens to calibrate on, 1,000 to score, by default"
@@ -142,11 +142,11 @@ def _bench_quantization(arguments: argparse.Namespace) -> tuple[_Result, Callabl
     from vllm_teach.training.calibration_text import BUILTIN, calibration_ids
     from vllm_teach.training.evaluation_text import evaluation_ids
 
-    asked = (arguments.samples, arguments.length, arguments.tokens)
-    defaults = (8, 128, 1000) if arguments.quick else (32, 512, 20_000)
-    samples, length, tokens = (given or default for given, default in zip(asked, defaults, strict=True))
+    samples = arguments.samples or (8 if arguments.quick else 32)
+    length = arguments.length or (128 if arguments.quick else 512)
+    tokens = arguments.tokens or (1000 if arguments.quick else None)
     source = resolve_model(arguments.model)
-    check_plan(source, tokens, arguments.folder, window=arguments.window)
+    check_plan(source, arguments.folder, tokens=tokens, window=arguments.window)
     tokenizer = load_tokenizer(source)
     calibration = calibration_ids(BUILTIN, tokenizer, samples=samples, length=length)
     with ExitStack() as cleanup:

@@ -120,7 +120,7 @@ def bench_quantization(
     """
     source = resolve_model(model)
     evaluation_ids = check_ids(evaluation_ids)
-    window = check_plan(source, len(evaluation_ids), folder, variants=variants, window=window)
+    window = check_plan(source, folder, tokens=len(evaluation_ids), variants=variants, window=window)
     check_calls("rounds", rounds, 1, "measures nothing")
     most = min(load_config(source).max_position, _KV_BLOCKS * _BLOCK_SIZE) - _PROMPT
     check_whole("decode_tokens", decode_tokens, 1, most, hint=f"use a whole number from 1 to {most}")

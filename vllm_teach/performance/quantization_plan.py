@@ -50,17 +50,17 @@ VARIANTS = (
 
 def check_plan(
     source: Path,
-    tokens: int,
     folder: Path | None = None,
     *,
+    tokens: int | None = None,
     variants: tuple[Variant, ...] = VARIANTS,
     window: int | None = None,
 ) -> int:
     """Return how many tokens a window over the text has: `window`, or 1,024, or the context of the model in `source`.
 
     Raises InvalidArgumentError when `variants` lacks "bf16", when the model is quantised already or does not suit a
-    variant, for a `window` below 2 or beyond its context, for fewer than 258 `tokens` to score, and for a `folder` in
-    which nothing can be written. Otherwise as `load_config`.
+    variant, for a `window` below 2 or beyond its context, for fewer than 258 `tokens` to score (None: not known
+    yet), and for a `folder` in which nothing can be written. Otherwise as `load_config`.
     """
     if BASELINE not in [variant.name for variant in variants]:
         raise InvalidArgumentError(f"variants has no {BASELINE!r}, which all are compared with: add it.")
@@ -69,7 +69,7 @@ def check_plan(
     for variant in variants:
         if variant.config is not None:
             check_quantizable(source, variant.config)
-    if tokens < _FEWEST_TOKENS:
+    if tokens is not None and tokens < _FEWEST_TOKENS:
         raise InvalidArgumentError(
             f"tokens={tokens} are too few for an interval of their perplexity: score {_FEWEST_TOKENS} or more."
         )

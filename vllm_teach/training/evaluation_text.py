@@ -14,14 +14,17 @@ from vllm_teach.training.calibration_text import encode_texts
 from vllm_teach.training.corpus import collect_documents
 
 
-def evaluation_ids(tokenizer: Tokenizer, tokens: int) -> Tensor:
-    """Return the first `tokens` ids of the validation documents, an end of text between them: int64 `[tokens]`.
+def evaluation_ids(tokenizer: Tokenizer, tokens: int | None = None) -> Tensor:
+    """Return the ids of the validation documents, an end of text behind each: int64 `[tokens]`, all or the first ones.
+
+    The documents come by name, so that the first ones are of one kind: a judgement takes all.
 
     Raises InvalidArgumentError for fewer than two tokens, and for more than there are.
     """
-    check_count("tokens", tokens, 2)
+    if tokens is not None:
+        check_count("tokens", tokens, 2)
     texts = (document.text for document in collect_documents() if document.part == "validation")
     ids = list(islice(encode_texts(tokenizer, texts), tokens))
-    if len(ids) == tokens:
+    if tokens is None or len(ids) == tokens:
         return torch.tensor(ids)
     raise InvalidArgumentError(f"tokens={tokens} is more than the {len(ids)} that the text has: use fewer.")
