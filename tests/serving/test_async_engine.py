@@ -310,7 +310,7 @@ def test_waiting_too_long_ends_a_request_and_running_does_not(make_tiny_llm, mon
             first = engine.submit([5, 6], LONG)
             await anext(first)
             gate.close()
-            engine.limits = ServingLimits(queue_timeout=0.05)
+            engine._session.limits = ServingLimits(queue_timeout=0.05)
             with pytest.raises(RequestTimeoutError, match=r"waited longer than queue_timeout=0\.05"):
                 await engine.generate([5, 7], SHORT)
             gate.open()
@@ -319,6 +319,17 @@ def test_waiting_too_long_ends_a_request_and_running_does_not(make_tiny_llm, mon
             return engine.told.finished
 
     assert {type(delta.error) for delta in run_async(serve())} == {RequestTimeoutError, type(None)}
+
+
+def test_the_queue_timeout_is_nothing_to_a_request_that_runs(tiny_llm, run_async):
+    async def serve():
+        async with Serving(tiny_llm) as engine:
+            stream = engine.submit([5, 6], LONG)
+            await anext(stream)
+            engine._session._expire(stream._request, "queue_timeout", 1.0)  # what the timer calls
+            return await read(stream)
+
+    assert run_async(serve())[-1].finished
 
 
 def test_running_too_long_ends_a_request(tiny_llm, gate, run_async):
@@ -417,9 +428,9 @@ def test_nobody_watches_an_idle_engine(tiny_llm, run_async):
     async def serve():
         async with Serving(tiny_llm) as engine:
             stream = engine.submit([5, 6], SHORT)
-            assert engine._watch._timer is not None
+            assert engine._session._watch._timer is not None
             await read(stream)
-            assert engine._watch._timer is None
+            assert engine._session._watch._timer is None
 
     run_async(serve())
 

@@ -253,6 +253,8 @@ class TestEnds:
             assert type(caught.value) is kind
             with pytest.raises(EngineDeadError, match=said):
                 engine.check_health()
+            with pytest.raises(EngineDeadError, match="has not started"):
+                engine.ready
 
         run_async(serve())
 
@@ -264,6 +266,10 @@ class TestEnds:
             starting.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await starting
+            with pytest.raises(EngineDeadError):
+                engine.check_health()
+            with pytest.raises(EngineDeadError):
+                engine.ready
 
         run_async(serve())
 
@@ -304,8 +310,29 @@ def test_a_program_of_any_kind_spawns_and_one_that_forgets_to_stop_leaves_nothin
     assert gone(int(pid))
 
 
-def test_a_program_that_is_killed_takes_its_engine_with_it():
-    program = SCRIPT + "asyncio.run(main())\nos.kill(os.getpid(), signal.SIGKILL)\n"
+HANGING = """
+import time
+
+class Sleeps:
+    def __reduce__(self):
+        return time.sleep, (1000,)
+
+async def main():
+    global engine
+    engine = AsyncLLMEngine.spawn("tiny", {"seed": Sleeps()})
+    starting = asyncio.create_task(engine.start())
+    while engine._link.pid is None:
+        await asyncio.sleep(0.01)
+    print(0, engine._link.pid, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+"""
+
+
+@pytest.mark.parametrize("state", ["idle", "hanging"])
+def test_a_program_that_is_killed_takes_its_engine_with_it(state):
+    hanging = HANGING if state == "hanging" else ""
+    program = SCRIPT + hanging + "asyncio.run(main())\nos.kill(os.getpid(), signal.SIGKILL)\n"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert done.returncode == -signal.SIGKILL
     assert gone(int(done.stdout.split()[1]))

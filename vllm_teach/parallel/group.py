@@ -16,6 +16,9 @@ from torch import Tensor
 
 from vllm_teach.errors import EngineDeadError
 
+# What three or more ranks send directly: more is better sent in a ring, where each byte goes out less than twice.
+_SMALL = 64 << 10
+
 
 @dataclass
 class Traffic:
@@ -31,12 +34,13 @@ class Group:
     Each operation waits for the other ranks, `timeout` seconds at most. A rank that died is noticed at once, as its
     connections close; then, and after the timeout, EngineDeadError is raised, and the group is of no use any more.
 
-    `traffic` counts calls and bytes by operation, "all_reduce", "broadcast" and "gather". A ring, which gloo and NCCL
-    use, sends 2 (size - 1) / size of all-reduced bytes from each rank.
+    `traffic` counts calls and bytes by operation, "all_reduce", "broadcast" and "gather". Of bytes that are all-reduced
+    each rank sends size - 1 copies, or in a ring, where there are many or NCCL is used, 2 (size - 1) / size.
     """
 
     def __init__(self, rank: int, size: int, timeout: float) -> None:
         self.rank, self.size, self.timeout = rank, size, timeout
+        self._others = [other for other in range(size) if other != rank]
         self.traffic = {name: Traffic() for name in ("all_reduce", "broadcast", "gather")}
         self._backend: Any = None
         self._left = 0  # all-reduces that the others still expect
@@ -63,21 +67,53 @@ class Group:
     def all_reduce(self, x: Tensor) -> Tensor:
         """Replace `x` by the sum of all ranks' `x`, in place, and return it; all ranks get the same bits."""
         self._left -= 1
-        self._run("all_reduce", x, lambda: self._backend.allreduce([x]))
+        direct = self._is_direct(x) and (self.size == 2 or x.nbytes <= _SMALL)
+        self._run("all_reduce", x, self._add_up if direct else lambda x: self._backend.allreduce([x]).wait())
         return x
 
     def broadcast(self, x: Tensor) -> Tensor:
         """Replace `x` by rank 0's, in place, and return it."""
-        self._run("broadcast", x, lambda: self._backend.broadcast([x]))
+
+        def send(x: Tensor) -> None:
+            self._exchange(dict.fromkeys(self._others, x), {}) if self.rank == 0 else self._exchange({}, {0: x})
+
+        self._run("broadcast", x, send if self._is_direct(x) else lambda x: self._backend.broadcast([x]).wait())
         return x
 
     def gather(self, x: Tensor) -> list[Tensor] | None:
         """Return the `x`, all of one shape, of all ranks in their order on rank 0, and None on the others."""
-        parts = [torch.empty_like(x) for _ in range(self.size)] if self.rank == 0 else None
-        options = dist.GatherOptions()
-        options.rootRank = 0
-        self._run("gather", x, lambda: self._backend.gather([] if parts is None else [parts], [x], options))
+        parts = [x, *(torch.empty_like(x) for _ in self._others)] if self.rank == 0 else None
+
+        def send(x: Tensor) -> None:
+            self._exchange({0: x}, {}) if parts is None else self._exchange({}, dict(enumerate(parts[1:], start=1)))
+
+        def collect(x: Tensor) -> None:
+            options = dist.GatherOptions()
+            options.rootRank = 0
+            self._backend.gather([] if parts is None else [parts], [x], options).wait()
+
+        self._run("gather", x, send if self._is_direct(x) else collect)
         return parts
+
+    def _is_direct(self, x: Tensor) -> bool:
+        """Whether `x` goes from rank to rank: gloo's own operations take two or three times as long for little ones."""
+        return x.device.type == "cpu"
+
+    def _add_up(self, x: Tensor) -> None:
+        parts = {rank: torch.empty_like(x) for rank in self._others}
+        self._exchange(dict.fromkeys(self._others, x), parts)
+        parts[self.rank] = x
+        total = parts[0] + parts[1]
+        for rank in range(2, self.size):  # in this order everywhere
+            total += parts[rank]
+        x.copy_(total)
+
+    def _exchange(self, sent: dict[int, Tensor], received: dict[int, Tensor]) -> None:
+        """Send and receive, by rank, all at the same time."""
+        under_way = [self._backend.recv([x], rank, 0) for rank, x in received.items()]
+        under_way += [self._backend.send([x], rank, 0) for rank, x in sent.items()]
+        for work in under_way:
+            work.wait()
 
     @contextmanager
     def all_reduces(self, count: int, like: Callable[[], Tensor]) -> Iterator[None]:
@@ -96,8 +132,8 @@ class Group:
                 self.all_reduce(like().fill_(torch.nan))
             raise
 
-    def _run(self, name: str, x: Tensor, start: Callable[[], Any]) -> None:
-        self._checked(lambda: start().wait())
+    def _run(self, name: str, x: Tensor, operation: Callable[[Tensor], object]) -> None:
+        self._checked(lambda: operation(x))
         self.traffic[name].calls += 1
         self.traffic[name].num_bytes += x.nbytes
 

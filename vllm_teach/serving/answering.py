@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import uuid
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from typing import Protocol
@@ -36,11 +35,6 @@ class AnswerWriter(Protocol):
     def whole(self) -> BaseModel:
         """Return the whole answer."""
         ...
-
-
-def new_id(kind: str) -> str:
-    """Return a name for a request, as no other has: `kind`, a dash and 32 digits."""
-    return f"{kind}-{uuid.uuid4().hex}"
 
 
 async def answer(request: Request, generation: Generation, writer: AnswerWriter, stream: bool) -> Response:

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from vllm_teach.engine.outputs import CompletionOutput
-from vllm_teach.serving.answering import AnswerWriter, answer, new_id
+from vllm_teach.serving.answering import AnswerWriter, answer
 from vllm_teach.serving.generation import Generation
 from vllm_teach.serving.messages import CompletionDelta
 from vllm_teach.serving.openai_logprobs import chat_logprobs
@@ -25,6 +25,7 @@ from vllm_teach.serving.openai_responses import (
     ChatLogprobs,
 )
 from vllm_teach.serving.prompt_reading import choose_max_tokens, read_chat
+from vllm_teach.serving.request_ids import new_id
 from vllm_teach.serving.service import FINGERPRINT, Service, ServiceOfApp
 from vllm_teach.serving.sse import DESCRIBED
 

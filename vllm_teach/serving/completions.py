@@ -12,13 +12,14 @@ from starlette.responses import Response
 
 from vllm_teach.engine.outputs import CompletionOutput
 from vllm_teach.errors import InvalidArgumentError
-from vllm_teach.serving.answering import AnswerWriter, answer, new_id
+from vllm_teach.serving.answering import AnswerWriter, answer
 from vllm_teach.serving.generation import Generation
 from vllm_teach.serving.messages import CompletionDelta
 from vllm_teach.serving.openai_logprobs import CompletionLogprobsWriter
 from vllm_teach.serving.openai_requests import CompletionRequest
 from vllm_teach.serving.openai_responses import Completion, CompletionChoice, Usage
 from vllm_teach.serving.prompt_reading import choose_max_tokens, read_prompts
+from vllm_teach.serving.request_ids import new_id
 from vllm_teach.serving.service import FINGERPRINT, Service, ServiceOfApp
 from vllm_teach.serving.sse import DESCRIBED
 

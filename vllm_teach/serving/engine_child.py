@@ -35,7 +35,10 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _leave_to_server)
     pipe = _take_standard_streams()
-    model, arguments = pipe.receive()
+    try:
+        model, arguments = pipe.receive()
+    except EOFError:  # the server died as soon as it had started this process
+        return
     inbox: SimpleQueue[ToEngine] = SimpleQueue()
     threading.Thread(target=_read, args=(pipe, inbox), name="vllm-teach inbox", daemon=True).start()
     # Here, because PyTorch comes with it, and what stands above should be done at once.

@@ -9,12 +9,13 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field, model_validator
 from starlette.responses import Response
 
-from vllm_teach.serving.answering import AnswerWriter, answer, new_id
+from vllm_teach.serving.answering import AnswerWriter, answer
 from vllm_teach.serving.generation import Generation
 from vllm_teach.serving.messages import CompletionDelta
 from vllm_teach.serving.openai_requests import SamplingFields
 from vllm_teach.serving.prompt_reading import choose_max_tokens, read_prompts
 from vllm_teach.serving.request_fields import Flag, Number, Text, Whole
+from vllm_teach.serving.request_ids import new_id
 from vllm_teach.serving.service import ServiceOfApp
 from vllm_teach.serving.sse import DESCRIBED
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import re
-import uuid
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vllm_teach.serving.http_errors import describe_error
+from vllm_teach.serving.request_ids import new_id
 from vllm_teach.serving.service import Service
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class HttpLog:
             await self.app(scope, receive, send)
             return
         asked = Headers(scope=scope).get("x-request-id", "")
-        name = asked if _NAME.fullmatch(asked) else uuid.uuid4().hex
+        name = asked if _NAME.fullmatch(asked) else new_id("req")
         begun = False
 
         async def send_named(message: Message) -> None:

@@ -1,5 +1,6 @@
 """The server told to end, when its clients do not let it."""
 
+import gc
 import json
 import socket
 
@@ -8,6 +9,7 @@ import pytest
 
 from vllm_teach.errors import InvalidArgumentError
 from vllm_teach.serving import server
+from vllm_teach.serving.request_ids import new_id
 from vllm_teach.serving.server import ServerSettings, bind
 
 
@@ -50,3 +52,16 @@ def test_a_port_in_use_and_a_host_that_is_none_are_refused():
     for host in ("no.such.name.invalid", "a" * 300, "\ud800"):
         with pytest.raises(InvalidArgumentError, match="cannot be served on"):
             bind(host, 0)
+
+
+def test_what_was_there_before_is_not_searched_for_garbage_while_it_serves(serve_scripted):
+    running = serve_scripted([])
+    assert running.call(gc.get_freeze_count) > 10_000
+    running.close()
+    assert gc.get_freeze_count() == 0
+
+
+def test_no_two_requests_have_one_name():
+    names = {new_id("cmpl") for _ in range(1000)}
+    assert len(names) == 1000
+    assert all(name.startswith("cmpl-") and len(name) == 37 for name in names)
