@@ -93,6 +93,25 @@ def test_the_folder_holds_what_the_algorithm_gave(name, source, tmp_path):
     assert bool(changed) == (config.method == "awq")
 
 
+WAYS = [
+    {"method": method, "bits": bits, "group_size": group_size, "head_bits": head_bits, **more}
+    for method in ("gptq", "awq", "rtn")
+    for bits in (2, 3, 4, 8)
+    for group_size in (16, -1)
+    for head_bits in (16, 8)
+    for more in ({}, {"symmetric": True}, *([{"act_order": True}] if method == "gptq" else []))
+]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: " ".join(f"{name}={value}" for name, value in way.items()))
+def test_every_way_can_be_written_and_read(way, source, tmp_path):
+    """GPTQ in act-order with an int8 head once ended in safetensors' words: three tensors shared memory."""
+    config = QuantizationConfig.choose(**way)
+    quantize_model(source, tmp_path / "out", config, None if ids_for(config) is None else IDS[:1, :16], progress=False)
+    logits = load_model(tmp_path / "out").logits(torch.ones(1, 64))
+    assert logits.isfinite().all()
+
+
 def test_grids_of_gptqs_version_1_have_no_zero_of_0(source, tmp_path):
     """Once they were shifted when they were written: codes lost a step that no error counted, and a run that was taken
     up again went on from other weights than one that had not broken off."""

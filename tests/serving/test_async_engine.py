@@ -347,6 +347,23 @@ def test_running_too_long_ends_a_request(tiny_llm, gate, run_async):
     assert last.metrics is not None
 
 
+def test_a_request_waits_while_somebody_else_uses_the_llm(tiny_llm, gate, run_async):
+    async def serve():
+        async with Serving(tiny_llm) as engine:
+            gate.close()
+            other = asyncio.create_task(asyncio.to_thread(tiny_llm.generate, [5, 6], SHORT, use_tqdm=False))
+            await until(lambda: tiny_llm.engine.exclusive._changing)
+            stream = engine.submit([5, 7], SHORT)
+            await asyncio.sleep(0.05)
+            engine.check_health()
+            gate.open()
+            return await other, await read(stream)
+
+    (output,), deltas = run_async(serve())
+    assert output.finished
+    assert deltas[-1].finished
+
+
 def test_a_failing_step_is_its_requests_error(tiny_llm, monkeypatch, run_async):
     class Unportable(EngineError):
         def __init__(self, layer, lock):

@@ -65,6 +65,18 @@ def test_deltas_join_to_the_output_whatever_is_merged_on_the_way(outputs, data):
     assert answer.output == expected
 
 
+@given(answers())
+def test_a_whole_answer_is_sent_when_it_begins_and_when_it_ends(outputs):
+    expected = outputs[-1]
+    progress = Progress(len(expected.outputs), whole=True)
+    deltas = [delta for output in outputs if (delta := progress.advance(output)) is not None]
+    assert [delta.finished for delta in deltas] == [False, True][-min(2, len(outputs)) :]
+    answer = Answer("r", PROMPT, len(expected.outputs), expected.prompt_logprobs is not None)
+    for delta in deltas:
+        answer.add(delta)
+    assert answer.output == expected
+
+
 def test_a_step_without_news_says_once_that_the_prompt_is_being_computed():
     progress = Progress(1)
     output = RequestOutput("r", None, [1, 2], [CompletionOutput(0, "", [])], num_cached_tokens=1)

@@ -34,7 +34,8 @@ def pack_own(weight: QuantizedWeight) -> dict[str, Tensor]:
         "scales": weight.scales.contiguous(),
         "zeros": pack_bits(weight.zeros, weight.bits),
     }
-    return tensors if weight.group_of is None else {**tensors, "group_of": weight.group_of}
+    # A copy: q, k and v have one order, and a file does not take one tensor under three names.
+    return tensors if weight.group_of is None else {**tensors, "group_of": weight.group_of.clone()}
 
 
 def unpack_own(tensors: Mapping[str, Tensor], bits: int) -> QuantizedWeight:

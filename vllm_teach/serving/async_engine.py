@@ -129,9 +129,17 @@ class AsyncLLMEngine:
         return self._draining
 
     def submit(
-        self, prompt: Prompt, params: SamplingParams, *, request_id: str | None = None, priority: int = 0
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        whole: bool = False,
     ) -> RequestStream:
         """Queue a request and return its answer as it comes. Synchronous: it waits for nothing.
+
+        With `whole` the answer comes at its end, which spares both sides the work of each step.
 
         A text is tokenised here and now, which holds up the event loop: give token ids for a long one. Raises
         InvalidArgumentError (also for a `request_id` in use), PromptTooLongError, QueueFullError, or EngineDeadError
@@ -146,13 +154,13 @@ class AsyncLLMEngine:
             request_id = next(name for name in map("async-{}".format, self._numbers) if name not in session.requests)
         elif not isinstance(request_id, str) or request_id in session.requests:
             raise InvalidArgumentError(f"request_id={shown(request_id)} is in use or no string: choose another one.")
-        return session.open(AddRequest(request_id, checked, params.copy(), priority, time.perf_counter()))
+        return session.open(AddRequest(request_id, checked, params.copy(), priority, time.perf_counter(), whole))
 
     async def generate(
         self, prompt: Prompt, params: SamplingParams, *, request_id: str | None = None, priority: int = 0
     ) -> RequestOutput:
         """Return the whole answer. Raises what `submit` and its stream raise; cancelled, it aborts the request."""
-        async with self.submit(prompt, params, request_id=request_id, priority=priority) as stream:
+        async with self.submit(prompt, params, request_id=request_id, priority=priority, whole=True) as stream:
             answer = Answer(stream.request_id, stream.prompt, params.n, params.logprobs is not None)
             async for delta in stream:
                 answer.add(delta)

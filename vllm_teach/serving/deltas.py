@@ -10,10 +10,10 @@ from vllm_teach.serving.messages import CompletionDelta, RequestDelta
 
 
 class Progress:
-    """How much of one request's answer, of `n` completions, was sent."""
+    """How much of one request's answer, of `n` completions, was sent. With `whole` it is sent at the end, at once."""
 
-    def __init__(self, n: int) -> None:
-        self.began = False
+    def __init__(self, n: int, *, whole: bool = False) -> None:
+        self.began, self._whole = False, whole
         self._num_tokens = [0] * n
         self._num_characters = [0] * n
         self._ended = [False] * n
@@ -21,6 +21,8 @@ class Progress:
 
     def advance(self, output: RequestOutput) -> RequestDelta | None:
         """Return what is new in `output` and count it as sent; None if nothing is."""
+        if self.began and self._whole and not output.finished:
+            return None
         completions = tuple(delta for delta in map(self._advance, output.outputs) if delta is not None)
         if self.began and not completions and not output.finished:
             return None

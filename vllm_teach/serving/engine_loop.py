@@ -11,7 +11,7 @@ from vllm_teach.engine.failure import engine_error
 from vllm_teach.engine.llm import LLM
 from vllm_teach.engine.llm_engine import LLMEngine
 from vllm_teach.engine.request import Request
-from vllm_teach.errors import EngineDeadError, VllmTeachError
+from vllm_teach.errors import VllmTeachError
 from vllm_teach.serving.deltas import Progress
 from vllm_teach.serving.messages import (
     AbortRequest,
@@ -105,7 +105,7 @@ class EngineLoop:
         request = self.engine.get_request(message.request_id)
         if message.arrival_time is not None:
             request.metrics.arrival_time = min(message.arrival_time, request.metrics.arrival_time)
-        self._requests[message.request_id] = request, Progress(message.params.n)
+        self._requests[message.request_id] = request, Progress(message.params.n, whole=message.whole)
         return None
 
     def _abort(self, request_id: str) -> Iterator[RequestDelta]:
@@ -117,11 +117,7 @@ class EngineLoop:
                 yield delta
 
     def _step(self) -> Iterator[RequestDelta]:
-        outputs = self.engine.step()
-        for output in outputs:
-            if isinstance(output.error, EngineDeadError):  # a worker's end is no request's own error
-                raise output.error
-        for output in outputs:
+        for output in self.engine.step():
             if output.request_id in self._requests:
                 delta = self._requests[output.request_id][1].advance(output)
                 if output.finished:

@@ -21,6 +21,7 @@ class AddRequest:
 
     Each request gets exactly one delta with `finished`, however it ends, unless the engine fails. `arrival_time` is
     when the server took it, by `time.perf_counter`, which the processes of a machine share (None: when the engine did).
+    With `whole` nothing is said between the first step and the end.
     """
 
     request_id: str
@@ -28,6 +29,7 @@ class AddRequest:
     params: SamplingParams
     priority: int = 0
     arrival_time: float | None = None
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
