@@ -10,7 +10,7 @@ import pytest
 from vllm_teach import LLM, SamplingParams
 from vllm_teach.errors import EngineDeadError
 from vllm_teach.parallel.worker_processes import PROGRAM
-from vllm_teach.serving.async_engine import AsyncLLMEngine
+from vllm_teach.serving.async_engine.async_engine import AsyncLLMEngine
 
 PROMPT = {"prompt_token_ids": [1, 2, 3]}
 ARGUMENTS = {"dtype": "float32", "device": "cpu", "max_model_len": 512, "attention_backend": "sdpa"}

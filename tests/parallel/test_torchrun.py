@@ -83,7 +83,7 @@ def test_serve_on_another_rank_computes_for_rank_0_and_opens_no_port(monkeypatch
         raise SystemExit(0)
 
     monkeypatch.setattr("vllm_teach.engine.llm.LLM", serves)
-    monkeypatch.setattr("vllm_teach.serving.server.bind", None)
+    monkeypatch.setattr("vllm_teach.serving.http.server.bind", None)
     monkeypatch.setenv("RANK", "1")
     with pytest.raises(SystemExit) as ended:
         cli.main(["serve", "--model", "tiny", "--tensor-parallel-size", "2"])

@@ -101,7 +101,7 @@ def run_serve(arguments: argparse.Namespace) -> None:
     if arguments.api_key is None:
         arguments.api_key = os.environ.get(API_KEY_VARIABLE) or None
     if arguments.replicas > 1:
-        from vllm_teach.serving.replicas import serve_replicas
+        from vllm_teach.serving.replicas.serve_replicas import serve_replicas
 
         serve_replicas(arguments)
     else:
@@ -115,11 +115,11 @@ def engine_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _serve_one(arguments: argparse.Namespace) -> None:
-    from vllm_teach.serving import server
-    from vllm_teach.serving.async_engine import AsyncLLMEngine
-    from vllm_teach.serving.limits import ServingLimits
-    from vllm_teach.serving.metrics import ServerMetrics
-    from vllm_teach.serving.settings import AppSettings
+    from vllm_teach.serving.async_engine.async_engine import AsyncLLMEngine
+    from vllm_teach.serving.async_engine.limits import ServingLimits
+    from vllm_teach.serving.http import server
+    from vllm_teach.serving.http.settings import AppSettings
+    from vllm_teach.serving.metrics.server_metrics import ServerMetrics
 
     app_settings = AppSettings(
         served_model_names=tuple(arguments.served_model_name or (arguments.model,)),

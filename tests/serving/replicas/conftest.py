@@ -15,9 +15,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from vllm_teach.serving.nginx_configuration import NginxSettings
-from vllm_teach.serving.replica_group import ReplicaCommand, ReplicaGroup, ReplicaSettings
-from vllm_teach.serving.supervised_process import RestartLimits
+from vllm_teach.serving.replicas.nginx_configuration import NginxSettings
+from vllm_teach.serving.replicas.replica_group import ReplicaCommand, ReplicaGroup, ReplicaSettings
+from vllm_teach.serving.replicas.supervised_process import RestartLimits
 
 FAKE = Path(__file__).with_name("fake_replica.py")
 QUICK = RestartLimits(start_timeout=30, probe_interval=0.05, back_off=0.05, longest_back_off=0.1)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from vllm_teach.errors import ReplicaError
-from vllm_teach.serving.child_process import ChildProcess, describe_end
+from vllm_teach.serving.replicas.child_process import ChildProcess, describe_end
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="it is Linux that tells children of their parent's death")
 
@@ -87,7 +87,7 @@ def test_when_this_process_is_killed_the_child_gets_its_signal(tmp_path, until, 
     code = f"""
     import os, signal
     from pathlib import Path
-    from vllm_teach.serving.child_process import ChildProcess
+    from vllm_teach.serving.replicas.child_process import ChildProcess
 
     saying = "import signal, sys, time\\nfor number in (signal.SIGTERM, signal.SIGQUIT):\\n" \\
         "    signal.signal(number, lambda number, frame: sys.exit(print('got', number, flush=True)))\\n" \\
@@ -118,7 +118,7 @@ def test_orphans_that_fall_to_this_process_are_reaped(tmp_path):
     code = f"""
     import asyncio, ctypes
     from pathlib import Path
-    from vllm_teach.serving.child_process import ChildProcess
+    from vllm_teach.serving.replicas.child_process import ChildProcess
 
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from vllm_teach.errors import InvalidArgumentError, ReplicaError
-from vllm_teach.serving import nginx
-from vllm_teach.serving.nginx import check_configuration, find_nginx
-from vllm_teach.serving.nginx_configuration import NginxSettings, nginx_configuration
+from vllm_teach.serving.replicas import nginx
+from vllm_teach.serving.replicas.nginx import check_configuration, find_nginx
+from vllm_teach.serving.replicas.nginx_configuration import NginxSettings, nginx_configuration
 
 needs_nginx = pytest.mark.skipif(find_nginx() is None, reason=nginx.HOW_TO_INSTALL)
 HERE = [("127.0.0.1", 8000)]

@@ -16,7 +16,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from vllm_teach import LLM, SamplingParams
-from vllm_teach.serving.nginx import HOW_TO_INSTALL, find_nginx
+from vllm_teach.serving.replicas.nginx import HOW_TO_INSTALL, find_nginx
 
 pytestmark = pytest.mark.skipif(find_nginx() is None, reason=HOW_TO_INSTALL)
 PROMPT = "def read("

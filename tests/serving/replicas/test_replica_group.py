@@ -13,10 +13,10 @@ import yaml
 
 from vllm_teach import resources
 from vllm_teach.errors import InvalidArgumentError, ReplicaError
-from vllm_teach.serving import replica_group
-from vllm_teach.serving.nginx import HOW_TO_INSTALL, find_nginx
-from vllm_teach.serving.replica_group import ReplicaGroup, ReplicaSettings, prometheus_configuration
-from vllm_teach.serving.supervised_process import RestartLimits
+from vllm_teach.serving.replicas import replica_group
+from vllm_teach.serving.replicas.nginx import HOW_TO_INSTALL, find_nginx
+from vllm_teach.serving.replicas.replica_group import ReplicaGroup, ReplicaSettings, prometheus_configuration
+from vllm_teach.serving.replicas.supervised_process import RestartLimits
 
 pytestmark = pytest.mark.skipif(find_nginx() is None, reason=HOW_TO_INSTALL)
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from vllm_teach.errors import InvalidArgumentError
-from vllm_teach.serving.reserved_port import ReservedPort
+from vllm_teach.serving.replicas.reserved_port import ReservedPort
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a child share the port")
 

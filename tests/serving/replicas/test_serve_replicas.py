@@ -16,8 +16,8 @@ import pytest
 
 from vllm_teach.cli.serve_replicas import add_replica_arguments
 from vllm_teach.errors import InvalidArgumentError
-from vllm_teach.serving import replicas
-from vllm_teach.serving.nginx import HOW_TO_INSTALL, find_nginx
+from vllm_teach.serving.replicas import serve_replicas as replicas
+from vllm_teach.serving.replicas.nginx import HOW_TO_INSTALL, find_nginx
 
 FAKE = Path(__file__).with_name("fake_replica.py")
 needs_nginx = pytest.mark.skipif(find_nginx() is None, reason=HOW_TO_INSTALL)
@@ -62,8 +62,8 @@ def running(folder: Path) -> Iterator[Command]:
     code = f"""
     import sys
     from pathlib import Path
-    from vllm_teach.serving.replica_group import ReplicaSettings
-    from vllm_teach.serving.replicas import run_until_signal
+    from vllm_teach.serving.replicas.replica_group import ReplicaSettings
+    from vllm_teach.serving.replicas.serve_replicas import run_until_signal
 
     command = lambda index, port: [sys.executable, "{FAKE}", "--port", str(port)]
     run_until_signal(command, Path("{folder}"), ReplicaSettings(port=0, drain_timeout=30.0))

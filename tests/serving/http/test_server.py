@@ -1,0 +1,67 @@
+"""The server told to end, when its clients do not let it."""
+
+import gc
+import json
+import socket
+
+import httpx
+import pytest
+
+from vllm_teach.errors import InvalidArgumentError
+from vllm_teach.serving.http import server
+from vllm_teach.serving.http.request_ids import new_id
+from vllm_teach.serving.http.server import ServerSettings, bind
+
+
+def test_a_client_that_never_reads_cannot_keep_the_server_from_ending(serve_scripted, says, monkeypatch):
+    monkeypatch.setattr(server, "_LAST_WORDS", 0.1)
+    running = serve_scripted([[says("x" * 50_000)] * 2000], ServerSettings(drain_timeout=0.1))
+    body = json.dumps({"prompt": "A", "stream": True}).encode()
+    head = b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(
+        body
+    )
+    with socket.create_connection(running.address, timeout=30) as connection:
+        connection.sendall(head + body)
+        assert connection.recv(15) == b"HTTP/1.1 200 OK"  # and no more: its 100 MB stay where they are
+        running.server.end()
+        running.thread.join(30)
+        assert not running.thread.is_alive()
+    assert running.engine.streams[0].closed.is_set()
+
+
+def test_idle_connections_do_not_hold_it_up_and_new_ones_are_turned_away(serve_scripted):
+    running = serve_scripted([], ServerSettings(drain_timeout=600))
+    with httpx.Client() as client, socket.create_connection(running.address, timeout=30) as silent:
+        assert client.get(running.url + "/health").status_code == 200
+        running.server.end()
+        running.thread.join(30)
+        assert not running.thread.is_alive()
+        assert silent.recv(10) == b""
+        with pytest.raises(httpx.ConnectError):
+            client.get(running.url + "/health")
+
+
+def test_who_comes_before_the_model_is_loaded_is_turned_away():
+    with bind("127.0.0.1", 0) as sock, pytest.raises(ConnectionRefusedError):
+        socket.create_connection(sock.getsockname(), timeout=30)
+
+
+def test_a_port_in_use_and_a_host_that_is_none_are_refused():
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(InvalidArgumentError, match="already in use"):
+        bind("127.0.0.1", taken.getsockname()[1])
+    for host in ("no.such.name.invalid", "a" * 300, "\ud800"):
+        with pytest.raises(InvalidArgumentError, match="cannot be served on"):
+            bind(host, 0)
+
+
+def test_what_was_there_before_is_not_searched_for_garbage_while_it_serves(serve_scripted):
+    running = serve_scripted([])
+    assert running.call(gc.get_freeze_count) > 10_000
+    running.close()
+    assert gc.get_freeze_count() == 0
+
+
+def test_no_two_requests_have_one_name():
+    names = {new_id("cmpl") for _ in range(1000)}
+    assert len(names) == 1000
+    assert all(name.startswith("cmpl-") and len(name) == 37 for name in names)

@@ -1,0 +1,1 @@
+"""What Prometheus reads: vLLM's names, and the figures that the articles ask for."""

@@ -1,0 +1,1 @@
+"""Several servers behind nginx: its configuration, and who starts, watches and ends them."""

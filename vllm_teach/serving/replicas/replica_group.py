@@ -1,0 +1,212 @@
+"""Several servers of one model, each a process with an engine of its own, and nginx before them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from vllm_teach import resources
+from vllm_teach.engine.field_checks import check_number, check_whole, refuse
+from vllm_teach.errors import ReplicaError
+from vllm_teach.serving.replicas.nginx import (
+    CONFIGURATION,
+    HOW_TO_INSTALL,
+    check_configuration,
+    find_nginx,
+    nginx_command,
+)
+from vllm_teach.serving.replicas.nginx_configuration import NginxSettings, nginx_configuration
+from vllm_teach.serving.replicas.reserved_port import ReservedPort
+from vllm_teach.serving.replicas.server_health import ask_connection, ask_health
+from vllm_teach.serving.replicas.supervised_process import RestartLimits, SupervisedProcess
+
+ReplicaCommand = Callable[[int, int], Sequence[str]]  # from a replica's number and its port to what serves on it
+
+
+@dataclass(frozen=True)
+class ReplicaSettings:
+    """How many replicas stand behind `host` and `port` (0: a free one); checked on construction.
+
+    `devices` are one replica's CUDA_VISIBLE_DEVICES each; without them all see the same. Told to stop, the group has
+    `drain_timeout` seconds to finish what is in flight.
+    """
+
+    replicas: int = 2
+    host: str = "127.0.0.1"
+    port: int = 8000
+    devices: tuple[str, ...] = ()
+    drain_timeout: float = 30.0
+    nginx: NginxSettings = field(default_factory=NginxSettings)
+    restarts: RestartLimits = field(default_factory=RestartLimits)
+
+    def __post_init__(self) -> None:
+        check_whole("replicas", self.replicas, 1)
+        check_whole("port", self.port, 0, 65535, hint="use a whole number from 0 to 65535")
+        check_number("drain_timeout", self.drain_timeout, 0, hint="use a number of seconds from 0")
+        if self.devices and len(self.devices) != self.replicas:
+            refuse("devices", self.devices, f"give one for each of the {self.replicas} replicas, or none")
+
+
+class ReplicaGroup:
+    """Starts the replicas and nginx, keeps them running, and stops them in order.
+
+    `command` gives what runs a replica on a port of 127.0.0.1; that answers `GET /health`, and after SIGTERM finishes
+    what it had begun and ends. Configuration and logs are written to `folder`. `report` is told, a sentence each time,
+    what went down and what is done about it. Where nginx is not installed, the replicas serve on their ports.
+
+    Raises InvalidArgumentError when the port cannot be served on, ReplicaError when nginx refuses its configuration.
+    """
+
+    def __init__(
+        self, command: ReplicaCommand, folder: Path, settings: ReplicaSettings, report: Callable[[str], None]
+    ) -> None:
+        self.folder, self.settings, self._report = folder, settings, report
+        self._stopping = asyncio.Event()
+        self._public = ReservedPort(settings.host, settings.port)
+        self._reserved = [ReservedPort("127.0.0.1") for _ in range(settings.replicas)]
+        self.replicas = [self._replica(index, command) for index in range(settings.replicas)]
+        self.nginx = self._prepare_nginx()
+
+    @property
+    def addresses(self) -> list[str]:
+        """The replicas' own addresses, as in nginx's log."""
+        return [f"127.0.0.1:{each.port}" for each in self._reserved]
+
+    @property
+    def url(self) -> str:
+        """Where nginx serves."""
+        host, port = self._public.addresses[0]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    async def run(self) -> None:
+        """Serve until `stop` is called, then finish what is in flight.
+
+        Raises ReplicaError when a replica cannot be started at first, and when later none is left, or no nginx.
+        """
+        serving, stopping = asyncio.ensure_future(self._serve()), asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if serving.done():
+                serving.result()
+        finally:
+            for task in (serving, stopping):
+                task.cancel()
+            await asyncio.gather(serving, stopping, return_exceptions=True)
+            await self._stop_all()
+            for port in (self._public, *self._reserved):
+                port.close()
+
+    def stop(self) -> None:
+        """Make `run` finish and return; called again, it ends everything at once."""
+        if self._stopping.is_set():
+            for each in (self.nginx, *self.replicas):
+                if each is not None:
+                    each.kill()
+        self._stopping.set()
+
+    async def _serve(self) -> None:
+        await _all_of([replica.start() for replica in self.replicas])
+        if self.nginx is None:
+            self._report(
+                f"nginx is not installed, so each replica is served on its own address: {', '.join(self.addresses)}; "
+                f"to have them on one, {HOW_TO_INSTALL}; its configuration is {self.folder / CONFIGURATION}."
+            )
+            await self._keep_replicas()
+            return
+        await self.nginx.start()
+        self._report(
+            f"{len(self.replicas)} replicas ({', '.join(self.addresses)}) are served on {self.url} by nginx; "
+            f"configuration and logs are in {self.folder}."
+        )
+        await _all_of([self.nginx.keep_running(), self._keep_replicas()])
+
+    async def _keep_replicas(self) -> None:
+        """Keep each running as long as that goes; raises ReplicaError when the last one is given up."""
+
+        async def keep(replica: SupervisedProcess) -> None:
+            try:
+                await replica.keep_running()
+            except ReplicaError as error:
+                self._report(str(error))
+
+        await _all_of([keep(replica) for replica in self.replicas])
+        raise ReplicaError(f"no replica is left: see the logs in {self.folder}.")
+
+    async def _stop_all(self) -> None:
+        """Stop nginx first, which takes nothing new and ends with its last answer; then the replicas, idle by now."""
+        # Each ends by itself when its time is over, and then has some seconds to do so.
+        if self.nginx is not None:
+            await self.nginx.stop(self.settings.drain_timeout + 5.0)
+        await asyncio.gather(*(replica.stop(self.settings.drain_timeout + 15.0) for replica in self.replicas))
+
+    def _replica(self, index: int, command: ReplicaCommand) -> SupervisedProcess:
+        port = self._reserved[index].port
+        return SupervisedProcess(
+            f"replica {index} (127.0.0.1:{port})",
+            command(index, port),
+            self.folder / f"replica-{index}.log",
+            partial(ask_health, port, min(10.0, self.settings.restarts.silence)),
+            self.settings.restarts,
+            self._report,
+            environment=self._environment(index),
+        )
+
+    def _environment(self, index: int) -> dict[str, str]:
+        """Return a replica's environment: its share of the cores, and of the devices where they are given."""
+        environment = dict(os.environ)
+        # Replicas that each compute with all cores wait for each other.
+        environment.setdefault("OMP_NUM_THREADS", str(max(1, _usable_cores() // self.settings.replicas)))
+        if self.settings.devices:
+            environment["CUDA_VISIBLE_DEVICES"] = self.settings.devices[index]
+        return environment
+
+    def _prepare_nginx(self) -> SupervisedProcess | None:
+        """Write what nginx and Prometheus are to read; return nginx, not started yet, or None where there is none."""
+        ports = [each.port for each in self._reserved]
+        text = nginx_configuration(self.settings.nginx, self._public.addresses, ports, self.settings.drain_timeout)
+        (self.folder / CONFIGURATION).write_text(text, encoding="utf-8")
+        (self.folder / "prometheus.yml").write_text(prometheus_configuration(self.addresses), encoding="utf-8")
+        nginx = find_nginx()
+        if nginx is None:
+            return None
+        check_configuration(nginx, self.folder)
+        return SupervisedProcess(
+            f"nginx ({self.url})",
+            nginx_command(nginx, self.folder),
+            self.folder / "nginx.log",
+            partial(ask_connection, *self._public.addresses[0]),
+            self.settings.restarts,
+            self._report,
+            stop_signal=signal.SIGQUIT,
+        )
+
+
+def prometheus_configuration(addresses: Sequence[str]) -> str:
+    """Return data/monitoring/prometheus.yml for these servers: through nginx the figures would be any one's."""
+    text = (resources.folder("data") / "monitoring" / "prometheus.yml").read_text(encoding="utf-8")
+    configuration = yaml.safe_load(text)
+    [job] = configuration["scrape_configs"]
+    job["static_configs"] = [{"targets": list(addresses)}]
+    return yaml.safe_dump(configuration, sort_keys=False)
+
+
+async def _all_of(coroutines: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Run them all; the first error cancels the others and is raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for each in coroutines:
+                group.create_task(each)
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+
+
+def _usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
