@@ -34,7 +34,7 @@ def test_conda_names_no_requirement_that_pyproject_does_not_have():
 
 
 def test_dev_extra_contains_the_lab_extra_and_core_stays_small():
-    assert "vllm-teach[lab]" in PROJECT["optional-dependencies"]["dev"]
+    assert "vllm-teach[lab,serve]" in PROJECT["optional-dependencies"]["dev"]
     optional = {"fastapi", "ray", "xformers", "flash-attn", "ipywidgets", "triton", "jupyterlab"}
     assert not optional & {Requirement(entry).name for entry in PROJECT["dependencies"]}
 

@@ -109,9 +109,9 @@ def run_serve(arguments: argparse.Namespace) -> None:
 
 
 def engine_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return `LLM`'s keyword arguments that were given."""
+    """Return `LLM`'s keyword arguments that were given, and a short event log: a server would fill a long one."""
     names = [name.replace("-", "_") for name in _ENGINE_FLAGS] + ["enable_prefix_caching"]
-    return {name: value for name in names if (value := getattr(arguments, name)) is not None}
+    return {"max_events": 10_000} | {name: value for name in names if (value := getattr(arguments, name)) is not None}
 
 
 def _serve_one(arguments: argparse.Namespace) -> None:

@@ -75,7 +75,7 @@ class ScriptedEngine:
     submitted: list[tuple[Any, ...]] = field(default_factory=list)
     streams: list[ScriptedStream] = field(default_factory=list)
 
-    def submit(self, prompt, params, *, request_id=None, priority=0):
+    def submit(self, prompt, params, *, request_id=None, priority=0, whole=False):
         script = self.scripts.pop(0)
         if isinstance(script, VllmTeachError):
             raise script

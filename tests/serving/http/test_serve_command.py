@@ -16,18 +16,22 @@ def parse(*arguments):
     return build_parser().parse_args(["serve", *arguments])
 
 
-def test_without_flags_nothing_overrules_the_engines_defaults():
-    assert engine_arguments(parse()) == {}
+SHORT_LOG = {"max_events": 10_000}
+
+
+def test_without_flags_only_the_event_log_is_not_as_the_engine_has_it():
+    assert engine_arguments(parse()) == SHORT_LOG
 
 
 def test_engine_flags_are_arguments_of_llm():
     given = engine_arguments(
         parse("--dtype", "float32", "--max-num-seqs", "4", "--swap-space", "0.5", "--no-enable-prefix-caching")
     )
-    assert given == {"dtype": "float32", "max_num_seqs": 4, "swap_space": 0.5, "enable_prefix_caching": False}
+    asked = {"dtype": "float32", "max_num_seqs": 4, "swap_space": 0.5, "enable_prefix_caching": False}
+    assert given == SHORT_LOG | asked
     known = inspect.signature(LLM).parameters
     everything = {name for name in vars(parse()) if name in known}
-    assert everything >= given.keys()
+    assert everything >= asked.keys()
 
 
 def test_the_defaults_of_flags_are_those_of_the_settings():

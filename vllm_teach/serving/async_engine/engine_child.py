@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import signal
@@ -68,7 +69,11 @@ def _load(model: str, arguments: bytes) -> closing[LLM]:
             f"engine_args cannot be used in the engine's process ({error}): give LLM's keyword arguments, with values "
             "whose classes are in a module, not in a notebook or a script."
         ) from error
-    return closing(LLM(model, **keywords))
+    llm = LLM(model, **keywords)
+    # PyTorch and transformers are a million objects: each full collection would hold a step up for tenths of a second.
+    gc.collect()
+    gc.freeze()
+    return closing(llm)
 
 
 def _read(pipe: MessagePipe, inbox: SimpleQueue[ToEngine]) -> None:

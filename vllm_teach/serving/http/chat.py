@@ -43,8 +43,9 @@ async def create_chat_completion(body: ChatRequest, request: Request, service: S
     asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     max_tokens = choose_max_tokens(asked, [prompt], service.engine, service.settings.max_output_tokens, None)
     params = body.sampling_params(max_tokens=max_tokens, logprobs=(body.top_logprobs or 0) if body.logprobs else None)
-    generation = await Generation.start(service.engine, new_id("chatcmpl"), [prompt], params, body.priority or 0)
-    return await answer(request, generation, ChatWriter(service, body, generation), bool(body.stream))
+    stream, rank = bool(body.stream), body.priority or 0
+    generation = await Generation.start(service.engine, new_id("chatcmpl"), [prompt], params, rank, whole=not stream)
+    return await answer(request, generation, ChatWriter(service, body, generation), stream)
 
 
 class ChatWriter(AnswerWriter):

@@ -45,8 +45,9 @@ async def create_completion(body: CompletionRequest, request: Request, service: 
         logprobs=body.logprobs,
         prompt_logprobs=body.logprobs if body.echo else None,
     )
-    generation = await Generation.start(service.engine, new_id("cmpl"), prompts, params, body.priority or 0)
-    return await answer(request, generation, CompletionWriter(service, body, generation), bool(body.stream))
+    stream, rank = bool(body.stream), body.priority or 0
+    generation = await Generation.start(service.engine, new_id("cmpl"), prompts, params, rank, whole=not stream)
+    return await answer(request, generation, CompletionWriter(service, body, generation), stream)
 
 
 class CompletionWriter(AnswerWriter):

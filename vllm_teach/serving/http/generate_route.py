@@ -59,8 +59,9 @@ async def generate(body: GenerateRequest, request: Request, service: ServiceOfAp
     most = service.settings.max_output_tokens
     max_tokens = choose_max_tokens(body.max_tokens, prompts, service.engine, most, _DEFAULT_MAX_TOKENS)
     params = body.sampling_params(max_tokens=max_tokens)
-    generation = await Generation.start(service.engine, new_id("gen"), prompts, params)
-    return await answer(request, generation, GenerateWriter(body.n or 1, generation), bool(body.stream))
+    stream = bool(body.stream)
+    generation = await Generation.start(service.engine, new_id("gen"), prompts, params, whole=not stream)
+    return await answer(request, generation, GenerateWriter(body.n or 1, generation), stream)
 
 
 class GenerateWriter(AnswerWriter):

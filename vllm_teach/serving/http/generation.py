@@ -66,15 +66,20 @@ class Generation:
         prompts: Sequence[TokensPrompt],
         params: SamplingParams,
         priority: int = 0,
+        *,
+        whole: bool = False,
     ) -> Generation:
-        """Queue a request for each prompt. Raises what `AsyncLLMEngine.submit` raises; then none is left queued."""
+        """Queue a request for each prompt. Raises what `AsyncLLMEngine.submit` raises; then none is left queued.
+
+        `whole` is for answers that nobody reads piece by piece.
+        """
         empty = [[CompletionOutput(index, "", []) for index in range(params.n)] for _ in prompts]
         answers = [Answered(prompt, outputs) for prompt, outputs in zip(prompts, empty, strict=True)]
         generation = cls(engine, request_id, answers)
         try:
             for number, prompt in enumerate(prompts):
                 name = request_id if len(prompts) == 1 else f"{request_id}-{number}"
-                stream = engine.submit(prompt, params, request_id=name, priority=priority)
+                stream = engine.submit(prompt, params, request_id=name, priority=priority, whole=whole)
                 generation._streams.append(stream)
         except BaseException:
             await generation.aclose()
