@@ -1,0 +1,216 @@
+"""`python -m vllm_teach.validation.serving_soak`: a server under a crowd, checked against the offline engine.
+
+It starts `vllm-teach serve` on a free port of this machine, sends it some thousand requests of mixed lengths, of which
+some hang up and some are malformed, asks `/health` all the while, and then says for every single request whether it got
+the offline engine's answer or its right error; what the server still holds; whether its memory grew; and how late its
+event loop was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import psutil
+from prometheus_client.parser import text_string_to_metric_families
+
+from vllm_teach import LLM, SamplingParams
+from vllm_teach.kvcache.length_mix import LengthMix
+from vllm_teach.models import load_tokenizer, resolve_model
+from vllm_teach.performance.load_test.arrivals import ClosedLoop
+from vllm_teach.performance.load_test.bench import ServeBench, ServeBenchOptions
+from vllm_teach.performance.load_test.plan import LoadPlan
+from vllm_teach.performance.load_test.prompts import PromptSource, load_text_ids
+from vllm_teach.performance.load_test.record import ANSWERED, RequestRecord
+from vllm_teach.performance.load_test.target import LocalCodec, Target
+
+_CONTEXT = 512
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # to this machine through no proxy
+_POLL_SECONDS = 0.1
+_SETTLE_SECONDS = 30.0
+
+
+@dataclass
+class Health:
+    """What asking /health all the while gave: seconds of each answer, and what was no answer."""
+
+    seconds: list[float] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+    async def watch(self, url: str) -> None:
+        """Ask until cancelled."""
+        while True:
+            started = time.perf_counter()
+            try:
+                await asyncio.to_thread(_get, url)
+                self.seconds.append(time.perf_counter() - started)
+            except OSError as error:
+                self.failures.append(str(error))
+            await asyncio.sleep(_POLL_SECONDS)
+
+
+@dataclass
+class SoakReport:
+    """What became of the crowd. `wrong` are answers unlike the offline engine's, `held` blocks at the end.
+
+    `memory` is the resident memory of the server's processes, in bytes, when a fifth of the requests had ended and when
+    all had; `lag_p99` the bound of the histogram's bucket that holds the 99th percentile, in seconds.
+    """
+
+    outcomes: dict[str, int]
+    failures: list[str]
+    compared: int
+    wrong: list[int]
+    held: float
+    memory: tuple[int, int]
+    lag_p99: float
+    health: Health
+    exit_status: int
+
+    @property
+    def growth(self) -> float:
+        """How much the memory grew, as a share."""
+        return self.memory[1] / self.memory[0] - 1
+
+    def passed(self) -> bool:
+        """Whether each line holds."""
+        return not (
+            self.failures
+            or self.wrong
+            or self.held
+            or self.health.failures
+            or self.growth >= 0.05
+            or self.lag_p99 > 0.1
+            or self.exit_status
+        )
+
+    def __str__(self) -> str:
+        mib = [each / 2**20 for each in self.memory]
+        waits = sorted(self.health.seconds)
+        return "\n".join(
+            [
+                f"outcomes: {self.outcomes}; failures: {self.failures[:3] or 'none'}",
+                f"answers like the offline engine's: {self.compared - len(self.wrong)} of {self.compared}",
+                f"share of the KV cache held at the end: {self.held:g}",
+                f"memory after a fifth and after all: {mib[0]:.0f} and {mib[1]:.0f} MiB ({self.growth:+.1%})",
+                f"event loop's lag, 99th percentile: at most {1000 * self.lag_p99:g} ms",
+                f"/health: {len(waits)} answers, the slowest after {1000 * waits[-1]:.0f} ms, "
+                f"{len(self.health.failures)} failures",
+                f"exit status after SIGTERM: {self.exit_status}",
+                "passed" if self.passed() else "FAILED",
+            ]
+        )
+
+
+def run_soak(model: str, requests: int, clients: int, *, seed: int = 0, progress: bool = True) -> SoakReport:
+    """Serve `model` in float32, send it `requests` from `clients` at once, and compare. Ends the server."""
+    command = [sys.executable, "-m", "vllm_teach.cli", "serve", "--model", model, "--dtype", "float32", "--port", "0"]
+    command += ["--max-queue", str(clients)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            url = server.stdout.readline().rsplit(maxsplit=1)[-1]
+            plan = LoadPlan(
+                ClosedLoop(clients), requests, _mix(), seed=seed, warm_up=20, abort_share=0.1, malformed_share=0.05
+            )
+            records, memory, health = asyncio.run(_load(url, plan, psutil.Process(server.pid), progress))
+            held, lag = _settle(url)
+        finally:
+            server.send_signal(signal.SIGTERM)
+            exit_status = server.wait(60)
+    outcomes = {
+        name: sum(record.outcome == name for record in records) for name in sorted({r.outcome for r in records})
+    }
+    failures = [f"{r.error}: {r.message}" for r in records if r.outcome == "failed"]
+    answered = [record for record in records if record.outcome == ANSWERED]
+    wrong = _unlike_offline(model, plan, answered, progress)
+    return SoakReport(outcomes, failures, len(answered), wrong, held, memory, lag, health, exit_status)
+
+
+def _mix() -> LengthMix:
+    return LengthMix("short", mean_prompt=40.0, mean_output=24.0, max_prompt=_CONTEXT // 2, max_total=_CONTEXT)
+
+
+async def _load(
+    url: str, plan: LoadPlan, server: psutil.Process, progress: bool
+) -> tuple[list[RequestRecord], tuple[int, int], Health]:
+    records: list[RequestRecord] = []
+    memory: list[int] = []
+
+    def note(record: RequestRecord) -> None:
+        records.append(record)
+        if len(records) in (plan.num_requests // 5, plan.num_requests):
+            processes = [server, *server.children(recursive=True)]
+            memory.append(sum(each.memory_info().rss for each in processes))
+        if progress and len(records) % 500 == 0:
+            print(f"{len(records)} of {plan.num_requests} ended", file=sys.stderr)
+
+    health = Health()
+    watching = asyncio.create_task(health.watch(f"{url}/health"))
+    options = ServeBenchOptions(keep_text=True, max_total=_CONTEXT)
+    await ServeBench(Target(url), plan, options, on_record=note).run()
+    watching.cancel()
+    with suppress(asyncio.CancelledError):
+        await watching
+    return records, (memory[0], memory[1]), health
+
+
+def _settle(url: str) -> tuple[float, float]:
+    """Return the share of the cache that is held when nobody is there any more, and the lag's 99th percentile."""
+    deadline = time.monotonic() + _SETTLE_SECONDS
+    while True:
+        samples = _samples(url)
+        held = sum(value for name, _, value in samples if name == "vllm:kv_cache_usage_perc")
+        if not held or time.monotonic() > deadline:
+            break
+        time.sleep(_POLL_SECONDS)
+    buckets = [(float(le), count) for name, le, count in samples if name == "vllm_teach:event_loop_lag_seconds_bucket"]
+    total = max(count for _, count in buckets)
+    return held, min(bound for bound, count in buckets if count >= 0.99 * total)
+
+
+def _unlike_offline(model: str, plan: LoadPlan, answered: list[RequestRecord], progress: bool) -> list[int]:
+    """Return the indices of the answers that the offline engine gives another text for."""
+    llm = LLM(model, dtype="float32")
+    source = PromptSource(asyncio.run(load_text_ids(LocalCodec(load_tokenizer(resolve_model(model))))), plan.seed)
+    prompts = [source.ids(record.index, record.planned_prompt_len) for record in answered]
+    params = [
+        SamplingParams(temperature=0, max_tokens=record.planned_output_len, ignore_eos=True) for record in answered
+    ]
+    outputs = llm.generate(prompts, params, use_tqdm=progress)
+    return [
+        record.index for record, output in zip(answered, outputs, strict=True) if record.text != output.outputs[0].text
+    ]
+
+
+def _samples(url: str) -> list[tuple[str, str, float]]:
+    families = text_string_to_metric_families(_get(f"{url}/metrics").decode())
+    return [(each.name, each.labels.get("le", ""), each.value) for family in families for each in family.samples]
+
+
+def _get(url: str) -> bytes:
+    with _DIRECT.open(url, timeout=10) as answer:
+        return answer.read()
+
+
+def main() -> int:
+    """Run it as the arguments say; return 0 if it passed."""
+    parser = argparse.ArgumentParser(prog="serving_soak", description=__doc__.split("\n\n")[0])
+    parser.add_argument("--model", default="tiny")
+    parser.add_argument("--requests", type=int, default=5000, help="(default: 5000)")
+    parser.add_argument("--clients", type=int, default=500, help="at once (default: 500)")
+    arguments = parser.parse_args()
+    report = run_soak(arguments.model, arguments.requests, arguments.clients)
+    print(report)
+    return 0 if report.passed() else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
