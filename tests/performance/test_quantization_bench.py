@@ -183,7 +183,7 @@ def test_the_table(bench: QuantizationBench) -> None:
     text = format_quantization(bench)
     lines = text.splitlines()
     assert "groups of 64, calibrated on 12 x 32 tokens, scored on 383 others" in lines[0]
-    assert [line[2:19].strip() for line in lines[3 : 3 + len(NAMES)]] == list(NAMES)
+    assert [line[2:19].strip() for line in lines[4 : 4 + len(NAMES)]] == list(NAMES)
     row, base = bench.row("rtn3"), bench.row("bf16")
     shown = next(line for line in lines if line.startswith("  rtn3"))
     assert f"{row.perplexity:.3f}" in shown

@@ -93,7 +93,11 @@ def run_quantize(arguments: argparse.Namespace) -> None:
     folder = resolve_model(arguments.model)
     check_quantizable(folder, config)
     ids = None if text is None else calibration_ids(text, load_tokenizer(folder), **choice)
-    write(quantize_model(folder, arguments.output, config, ids, progress=not arguments.quiet))
+    try:
+        write(quantize_model(folder, arguments.output, config, ids, progress=not arguments.quiet))
+    except KeyboardInterrupt:
+        print("\nvllm-teach: the layers that are done are kept; the same command goes on from there.", file=sys.stderr)
+        raise
 
 
 def run_tune(arguments: argparse.Namespace) -> None:

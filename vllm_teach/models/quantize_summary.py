@@ -56,6 +56,8 @@ class QuantizeSummary:
         ]
         if self.error is not None:
             lines.append(f"  {'output error':<20}{self._errors()}")
+        if config.bits < 4:
+            lines.append("  In memory a weight takes 4 bits: the kernels know no fewer.")
         if not config.readable_elsewhere:
             lines.append("  Only vllm_teach reads this layout; other loaders refuse it.")
         return "\n".join(lines)

@@ -28,5 +28,5 @@ def weight_files(folder: Path) -> list[Path]:
         raise ModelLoadError(f"{index} lists no weights under weight_map: download it again.")
     for file in files:
         if not file.is_file():
-            raise ModelLoadError(f"{file} is missing although {INDEX} names it: download it again.")
+            raise ModelLoadError(f"{file} is missing although {INDEX} names it: download or make it again.")
     return files

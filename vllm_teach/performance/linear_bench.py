@@ -277,7 +277,8 @@ def format_linear(bench: LinearBench) -> str:
     """Return the result as a table of plain text."""
     lines = [
         f"bfloat16 input and output, int4 in groups of {_GROUP}, int8 with a scale per row; ratios within a round, "
-        f"median of {bench.rounds} (lowest to highest); below 1 is faster than {BASELINE}"
+        f"median of {bench.rounds} (lowest to highest); below 1 is faster than {BASELINE}; a figure is one pass over "
+        "all matrices of that shape that the model has"
     ]
     if bench.why_plain is not None:
         lines.append(f"our int4 and int8 ran in plain PyTorch: {bench.why_plain}")

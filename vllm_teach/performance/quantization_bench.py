@@ -233,6 +233,8 @@ def format_quantization(bench: QuantizationBench) -> str:
     lines = [
         f"{bench.model}, cpu, {threads} threads; groups of {bench.group_size}, calibrated "
         f"on {' x '.join(map(str, bench.calibration))} tokens, scored on {bench.evaluated_tokens:,} others",
+        f"bytes of the linear layers and of the whole model against bf16's; ms a token, and the ratio within a round: "
+        f"medians of {bench.rounds} (lowest to highest)",
         "",
         f"  {'weights':<17}{'perplexity':>11}{'against bf16 (95 % interval)':>39}{'linear':>9}{'model':>9}"
         f"{'ms/token':>10}   times bf16's speed",

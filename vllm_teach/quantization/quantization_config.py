@@ -73,6 +73,8 @@ class QuantizationConfig:
         int8 = method == "int8"
         bits = (8 if int8 else 4) if bits is None else bits
         group_size = (-1 if int8 else 64) if group_size is None else group_size
+        if group_size != -1 and group_size < 1:
+            raise InvalidArgumentError(f"group_size={group_size!r} is not valid: give 1 or more, or -1 for whole rows.")
         published = head_bits == 16 and (method == "gptq" or (method == "awq" and bits == 4))
         return cls(
             method=method,

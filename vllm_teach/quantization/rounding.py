@@ -131,6 +131,6 @@ def check_group_size(in_features: int, group_size: int | None, name: str = "weig
         sizes = [size for size in range(8, in_features + 1, 8) if in_features % size == 0] or [in_features]
         raise InvalidArgumentError(
             f"group_size={group_size!r} does not divide the {in_features} inputs of {name}: use one of "
-            f"{', '.join(map(str, sizes))}."
+            f"{', '.join(map(str, sizes))}, or None for whole rows."
         )
     return group_size
