@@ -3,6 +3,8 @@
 import httpx
 import pytest
 
+from vllm_teach.errors import EngineDeadError
+from vllm_teach.serving.metrics.server_metrics import ServerMetrics
 from vllm_teach.version import __version__
 
 
@@ -63,6 +65,18 @@ def test_health_follows_the_engine(scripted):
     engine.dead = "the engine's process has ended: restart the server."
     answer = ask("GET", "/health")
     assert (answer.status, answer.error["code"], answer.error["message"]) == (503, "engine_dead", engine.dead)
+
+
+def test_asking_after_a_dead_engine_counts_as_no_failed_request(scripted):
+    metrics = ServerMetrics("tiny")
+    dead = EngineDeadError("the engine's process has ended: restart the server.")
+    ask, engine = scripted(dead, metrics=metrics)
+    engine.dead = str(dead)
+    errors = 'vllm_teach:request_errors_total{engine="0",kind="engine_dead",model_name="tiny"}'
+    ask("GET", "/health")
+    assert f"{errors} 0.0" in metrics.render()[0].decode()
+    assert ask("POST", "/v1/completions", {"prompt": "A"}).status == 503
+    assert f"{errors} 1.0" in metrics.render()[0].decode()
 
 
 def test_version(scripted):

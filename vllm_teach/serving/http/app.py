@@ -91,7 +91,8 @@ def create_app(
 
 def _add_error_handlers(app: FastAPI, service: Service) -> None:
     async def answer(request: Request, error: Exception) -> Response:
-        if not getattr(request.state, "in_engine", False):
+        # A probe of a dead engine is no request, and there are many.
+        if not getattr(request.state, "in_engine", False) and request.url.path != "/health":
             service.on_refused(error)
         return describe_error(error, service.settings.retry_after).response()
 
