@@ -9,11 +9,16 @@ from matplotlib import pyplot as plt
 
 from vllm_teach.errors import InvalidArgumentError
 from vllm_teach.performance.fleet import Patience, simulate_fleet
+from vllm_teach.performance.load_test.loop_watch import LoopWatch
+from vllm_teach.performance.load_test.record import RequestRecord
+from vllm_teach.performance.load_test.report import LoadReport
 from vllm_teach.performance.load_test.spans import Spans
+from vllm_teach.performance.load_test.tally import LoadTally
 from vllm_teach.performance.virtual_time import Arrival, StepCost
 from vllm_teach.serving.metrics.scrape import Scrape
 from vllm_teach.teaching.figures.bucket_quantile import bucket_quantile, draw_bucket_quantile, to_buckets
 from vllm_teach.teaching.figures.fleet_tail import draw_fleet_tail, draw_in_flight, fleet_tail
+from vllm_teach.teaching.figures.load_sweep import draw_load_sweep, load_sweep
 from vllm_teach.teaching.figures.patience_bars import draw_patience
 from vllm_teach.teaching.figures.rank_layer import draw_rank_layer, rank_layer
 from vllm_teach.teaching.figures.request_spans import draw_request_spans
@@ -142,3 +147,24 @@ def test_a_layer_over_two_ranks() -> None:
     inward = [(arrow.source, arrow.target) for arrow in data.arrows if arrow.target.startswith("sum")]
     assert inward == [("o/0", "sum/0"), ("o/1", "sum/0"), ("down/0", "sum/1"), ("down/1", "sum/1")]
     plt.close(draw_rank_layer(data, title="t"))
+
+
+def test_a_sweep_over_clients() -> None:
+    def report(clients: int) -> LoadReport:
+        tally = LoadTally()
+        for index in range(clients):
+            first, end = 0.1 * clients, 0.1 * clients + 0.5
+            times = {"first": first, "last": end, "end": end}
+            record = RequestRecord(index, 4, 6, outcome="answered", output_tokens=6, tokens_from="usage", **times)
+            record.gaps.extend([0.1] * 5)
+            tally.add(record)
+        return LoadReport(tally, LoopWatch(), "", "", {}, {})
+
+    data = load_sweep({4: report(4), 1: report(1)})
+    assert data.clients == (1, 4)
+    assert data.throughput == pytest.approx((6 / 0.6, 24 / 0.9))
+    assert data.ttft_p99 == pytest.approx((0.1, 0.4), rel=2e-3)
+    assert data.itl_p99 == pytest.approx((0.1, 0.1), rel=2e-3)
+    plt.close(draw_load_sweep(data, title="t"))
+    with pytest.raises(InvalidArgumentError):
+        load_sweep({1: report(1)})
