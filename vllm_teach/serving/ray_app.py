@@ -8,7 +8,9 @@ or, in a configuration for `serve deploy`, `import_path: vllm_teach.serving.ray_
 Ray's proxies, one a machine, take the requests; each goes to the replica that has the fewest. A replica is the app of
 `vllm-teach serve` around an engine of its own: the same routes, streams, errors and limits. A client that goes away
 ends its request. A replica whose engine dies, or that dies itself, is replaced; what it had in flight fails. One that
-is no longer needed gets no more requests and finishes those that it has. While none is ready, Ray answers 503.
+is no longer needed gets no more requests and finishes those that it has. While none is ready, Ray answers 503. To end
+it all without cutting a stream, take the application away first (`ray.serve.delete`): `serve shutdown`, and Ctrl-C in
+`serve run`, end the proxies at once.
 
 `/metrics`, asked at any proxy, tells those of all replicas, which the label `engine` tells apart: one target for
 Prometheus, however many replicas there are. What Ray itself counts (requests in its proxies, replicas, restarts) is
