@@ -11,6 +11,7 @@
 constexpr int64_t LEAST_NUMBERS = 1 << 16;   // of a thread's work; fewer are done before another thread has woken up
 constexpr int64_t STREAMED_BYTES = 8 << 20;  // more will not be in the caches any more when it is read
 constexpr int64_t ROW_IN_CACHE = 8192;       // numbers of a row that the first-level cache holds
+constexpr int64_t SUMMED_NUMBERS = 64 * LANES;  // of a row that are summed up for themselves
 
 // What is called in two places is inlined only when told so; where it is, a count of LANES is known to be that.
 #define INLINED __attribute__((always_inline))
@@ -25,30 +26,35 @@ INLINED inline void each_vector(int64_t size, F f) {
 
 inline Floats first_lanes(Floats x, int64_t count) { return lane_numbers() < int32_t(count) ? x : Floats{}; }
 
-// The sums of each of terms(numbers) over a row. Four of each, as an addition has to wait for the one before it. Fetches
-// the row `ahead` meanwhile.
+// The sums of each of terms(numbers) over a row. Four of each, as an addition has to wait for the one before it; and of
+// so many numbers at a time, as each addition to a large sum is rounded, and those of equal numbers all to one side.
+// Fetches the row `ahead` meanwhile.
 template <class T, class... Terms>
 inline std::array<float, sizeof...(Terms)> sums_over(const T* row, const T* ahead, int64_t size, Terms... terms) {
     constexpr int COUNT = sizeof...(Terms);
-    Floats sums[4][COUNT] = {};
+    Floats totals[COUNT] = {};
     int64_t column = 0;
-    for (; column + 4 * LANES <= size; column += 4 * LANES)
+    while (column < size) {
+        Floats sums[4][COUNT] = {};
+        const int64_t end = std::min(size, column + SUMMED_NUMBERS);
+        for (; column + 4 * LANES <= end; column += 4 * LANES)
 #pragma GCC unroll 4
-        for (int v = 0; v < 4; ++v) {
-            const Floats x = load_floats(row + column + v * LANES);
-            __builtin_prefetch(ahead + column + v * LANES);
+            for (int v = 0; v < 4; ++v) {
+                const Floats x = load_floats(row + column + v * LANES);
+                __builtin_prefetch(ahead + column + v * LANES);
+                int term = 0;
+                ((sums[v][term++] += terms(x)), ...);
+            }
+        for (; column < end; column += LANES) {
+            const int64_t count = std::min<int64_t>(LANES, end - column);
+            const Floats x = load_some(row + column, count);
             int term = 0;
-            ((sums[v][term++] += terms(x)), ...);
+            ((sums[0][term++] += first_lanes(terms(x), count)), ...);
         }
-    for (; column < size; column += LANES) {
-        const int64_t count = std::min<int64_t>(LANES, size - column);
-        const Floats x = load_some(row + column, count);
-        int term = 0;
-        ((sums[0][term++] += first_lanes(terms(x), count)), ...);
+        for (int t = 0; t < COUNT; ++t) totals[t] += (sums[0][t] + sums[1][t]) + (sums[2][t] + sums[3][t]);
     }
     std::array<float, COUNT> total;
-    for (int t = 0; t < COUNT; ++t)
-        total[t] = sum_of_lanes((sums[0][t] + sums[1][t]) + (sums[2][t] + sums[3][t]))[0];
+    for (int t = 0; t < COUNT; ++t) total[t] = sum_of_lanes(totals[t])[0];
     return total;
 }
 
