@@ -10,7 +10,6 @@ from vllm_teach.teaching.checks import (
     quantization,
     recomputation_and_training,
     scheduling,
-    serving_and_monitoring,
     sharing_copy_on_write_prefix,
     start_here,
 )
@@ -29,7 +28,6 @@ check = CheckBook(
         *scheduling.CHECKS,
         *quantization.CHECKS,
         *custom_kernels.CHECKS,
-        *serving_and_monitoring.CHECKS,
     ]
 )
 
