@@ -135,7 +135,7 @@ class ChatWriter(AnswerWriter):
 
     def _prompt_token_ids(self) -> dict[str, Any]:
         [answered] = self._generation.answers
-        return {"prompt_token_ids": answered.prompt["prompt_token_ids"]} if self._body.return_token_ids else {}
+        return {"prompt_token_ids": answered.prompt_token_ids} if self._body.return_token_ids else {}
 
     def _token_ids(self, new: CompletionDelta | CompletionOutput) -> dict[str, Any]:
         return {"token_ids": list(new.token_ids)} if self._body.return_token_ids else {}

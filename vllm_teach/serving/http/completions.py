@@ -119,13 +119,13 @@ class _ChoiceWriter:
         """Return the choice with what is new, None where that is nothing."""
         text, token_ids, logprobs, texts = "", list[int](), list[Any](), list[str]()
         first, self._begun = not self._begun, True
-        prompt = self.generation.answers[self.number].prompt
+        answer = self.generation.answers[self.number]
         tokenizer = self.service.engine.tokenizer
         if first and self.body.echo:
-            token_ids += prompt["prompt_token_ids"]
-            text = prompt["prompt"] or tokenizer.decode(token_ids, skip_special_tokens=False)
+            token_ids += answer.prompt_token_ids
+            text = answer.prompt or tokenizer.decode(token_ids, skip_special_tokens=False)
             if self.body.logprobs is not None:
-                logprobs += self.generation.answers[self.number].prompt_logprobs or ()
+                logprobs += answer.prompt_logprobs or ()
                 texts = [tokenizer.decode(token_ids[:1], skip_special_tokens=False)]
         if self.body.max_tokens != 0:
             text += new.text
@@ -135,7 +135,7 @@ class _ChoiceWriter:
         if self.body.return_token_ids:
             fields["token_ids"] = token_ids
             if first:
-                fields["prompt_token_ids"] = prompt["prompt_token_ids"]
+                fields["prompt_token_ids"] = answer.prompt_token_ids
         visible = text or new.finish_reason or (token_ids and (self.body.logprobs is not None or fields))
         if not visible:
             return None

@@ -9,50 +9,27 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
 
-from vllm_teach.engine.outputs import CompletionOutput, Logprob
+from vllm_teach.engine.outputs import RequestOutput
 from vllm_teach.engine.prompts import TokensPrompt
 from vllm_teach.engine.sampling_params import SamplingParams
 from vllm_teach.serving.async_engine.async_engine import AsyncLLMEngine
+from vllm_teach.serving.async_engine.deltas import Answer
 from vllm_teach.serving.async_engine.messages import CompletionDelta, RequestDelta
 from vllm_teach.serving.async_engine.request_stream import RequestStream
 from vllm_teach.serving.http.openai_responses import PromptTokensDetails, Usage
 
 
 @dataclass
-class Answered:
-    """A prompt and what came for it so far: `outputs` by their index, and its own tokens' log-probabilities."""
-
-    prompt: TokensPrompt
-    outputs: list[CompletionOutput]
-    prompt_logprobs: Sequence[dict[int, Logprob] | None] | None = None
-    num_cached_tokens: int = 0
-
-    def add(self, delta: RequestDelta) -> None:
-        """Append what is new."""
-        self.num_cached_tokens = max(self.num_cached_tokens, delta.num_cached_tokens)
-        if delta.prompt_logprobs is not None:
-            self.prompt_logprobs = delta.prompt_logprobs
-        for new in delta.completions:
-            output = self.outputs[new.index]
-            output.text += new.text
-            output.token_ids += new.token_ids
-            if new.logprobs is not None:
-                output.logprobs = output.logprobs or []
-                output.logprobs += new.logprobs
-            output.finish_reason, output.stop_reason = new.finish_reason, new.stop_reason
-
-
-@dataclass
 class Generation:
     """The requests of one HTTP request, queued when this is made, all or none.
 
-    Read its `deltas` once, or `collect` the whole. `answers` holds what came so far, `created` is when it began, in
-    seconds since 1970. Call `aclose` in the end: it aborts what is still running.
+    Read its `deltas` once, or `collect` the whole. `created` is when it began, in seconds since 1970. Call
+    `aclose` in the end: it aborts what is still running.
     """
 
     engine: AsyncLLMEngine
     request_id: str
-    answers: list[Answered]
+    _answers: list[Answer]
     created: int = field(default_factory=lambda: int(time.time()))
     _streams: list[RequestStream] = field(default_factory=list)
     _first: tuple[int, RequestDelta] | None = None
@@ -73,8 +50,7 @@ class Generation:
 
         `whole` is for answers that nobody reads piece by piece.
         """
-        empty = [[CompletionOutput(index, "", []) for index in range(params.n)] for _ in prompts]
-        answers = [Answered(prompt, outputs) for prompt, outputs in zip(prompts, empty, strict=True)]
+        answers = [Answer(request_id, prompt, params.n, params.logprobs is not None) for prompt in prompts]
         generation = cls(engine, request_id, answers)
         try:
             for number, prompt in enumerate(prompts):
@@ -85,6 +61,11 @@ class Generation:
             await generation.aclose()
             raise
         return generation
+
+    @property
+    def answers(self) -> list[RequestOutput]:
+        """What came so far for each prompt; the texts of one are there when it is finished."""
+        return [answer.output for answer in self._answers]
 
     async def wait_for_start(self) -> None:
         """Wait until the first prompt left the queue. An error until then can still have a status of its own."""
@@ -103,7 +84,7 @@ class Generation:
             for new in self._take(number, delta):
                 yield new
 
-    async def collect(self) -> list[Answered]:
+    async def collect(self) -> list[RequestOutput]:
         """Return all answers, when they are whole."""
         async with aclosing(self.deltas()) as deltas:
             async for _ in deltas:
@@ -112,7 +93,7 @@ class Generation:
 
     def usage(self, completion_tokens: int | None = None) -> Usage:
         """Return the tokens so far; `completion_tokens` says how many there are where not all are handed out."""
-        prompt = sum(len(answer.prompt["prompt_token_ids"]) for answer in self.answers)
+        prompt = sum(len(answer.prompt_token_ids) for answer in self.answers)
         if completion_tokens is None:
             completion_tokens = sum(len(output.token_ids) for answer in self.answers for output in answer.outputs)
         cached = PromptTokensDetails(cached_tokens=sum(answer.num_cached_tokens for answer in self.answers))
@@ -132,7 +113,7 @@ class Generation:
             await stream.aclose()
 
     def _take(self, number: int, delta: RequestDelta) -> list[tuple[int, CompletionDelta]]:
-        self.answers[number].add(delta)
+        self._answers[number].add(delta)
         return [(number, new) for new in delta.completions]
 
     async def _only(self) -> AsyncGenerator[tuple[int, RequestDelta], None]:
