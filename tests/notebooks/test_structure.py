@@ -19,6 +19,7 @@ LESSONS = (
     "08_scheduling",
     "09_quantization",
     "10_custom_kernels",
+    "11_serving_and_monitoring",
 )
 SECTIONS = (
     "The problem",

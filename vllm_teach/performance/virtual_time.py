@@ -201,7 +201,7 @@ def simulate(
         num_blocks, block_size, prefix_cache=prefix_cache, num_host_blocks=num_host_blocks, record=events.record
     )
     scheduler = Scheduler(kv, SchedulerConfig(**config), events)
-    runner = ChargedRunner(_NoModel(), clock, cost, block_size)
+    runner = ChargedRunner(NoModel(), clock, cost, block_size)
     coming = sorted(range(len(arrivals)), key=lambda index: arrivals[index].time)
     times: list[list[float]] = [[] for _ in arrivals]
     computed = peak = 0
@@ -210,7 +210,7 @@ def simulate(
         while coming and arrivals[coming[0]].time <= until:
             index = coming.pop(0)
             clock.now = max(clock.now, arrivals[index].time)
-            scheduler.add(_sequence(index, arrivals[index]))
+            scheduler.add(make_sequence(index, arrivals[index]))
 
     while coming or scheduler.has_unfinished():
         if not scheduler.has_unfinished():
@@ -232,15 +232,17 @@ def simulate(
     return Simulation(events, told, kv, clock.now, events.step, computed, outputs, peak)
 
 
-class _NoModel:
+class NoModel:
     """A runner whose every token is 0."""
 
     def execute(self, plan: Plan) -> StepResult:
+        """Compute nothing."""
         plan.num_applied = len(plan.transfers)
         return StepResult({item.sequence.seq_id: SampledToken(0) for item in plan.items if item.samples})
 
 
-def _sequence(index: int, arrival: Arrival) -> Sequence:
+def make_sequence(index: int, arrival: Arrival) -> Sequence:
+    """Return the sequence `index` of such a request; its prompt differs from all others' in its first token."""
     params = SamplingParams(max_tokens=arrival.output_len, ignore_eos=True)
     return Sequence(
         seq_id=index,

@@ -43,6 +43,7 @@ FAMILIES: dict[str, dict[str, str]] = {
     "pattern": {"causal": "#332288", "local_window": "#CC3311", "sinks": "#33BBEE", "block_sparse": "#DDAA33"},
     "prefix": {"hash": "#0072B2", "radix": "#E69F00", "unlimited": "#000000"},
     "quantization": {"rtn": "#D55E00", "gptq": "#0072B2", "awq": "#009E73", "int8": "#CC79A7"},
+    "policy": {"round_robin": "#D55E00", "random": "#CC79A7", "least_conn": "#0072B2"},
     "eviction": {"lru": "#0072B2", "lfu": "#D55E00", "none": "#777777"},
     "map": {"here": "#E69F00", "room": "#DCE9F2", "planned": "#FFFFFF"},
 }

@@ -10,6 +10,7 @@ from vllm_teach.teaching.checks import (
     quantization,
     recomputation_and_training,
     scheduling,
+    serving_and_monitoring,
     sharing_copy_on_write_prefix,
     start_here,
 )
@@ -28,6 +29,7 @@ check = CheckBook(
         *scheduling.CHECKS,
         *quantization.CHECKS,
         *custom_kernels.CHECKS,
+        *serving_and_monitoring.CHECKS,
     ]
 )
 
