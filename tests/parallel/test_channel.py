@@ -1,4 +1,6 @@
+import psutil
 import pytest
+import torch
 import torch.distributed as dist
 
 from vllm_teach.parallel.channel import Channel
@@ -37,10 +39,8 @@ def test_each_rank_answers(run_ranks) -> None:
 
 
 def test_nothing_listens_beyond_this_machine(run_ranks) -> None:
-    import psutil
-
     def rank(group: Group) -> list[str]:
-        group.broadcast(__import__("torch").ones(1))
+        group.broadcast(torch.ones(1))
         return [each.laddr.ip for each in psutil.Process().net_connections("inet") if each.status == "LISTEN"]
 
     for addresses in run_ranks(2, rank):

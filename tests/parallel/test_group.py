@@ -1,7 +1,9 @@
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from vllm_teach.errors import EngineDeadError
 from vllm_teach.parallel.group import Group
@@ -73,8 +75,58 @@ def test_a_rank_that_is_silent_is_given_up(run_ranks) -> None:
     assert run_ranks(2, rank, timeout=0.5) == ["raised", ""]
 
 
-def test_a_group_whose_peer_never_comes_is_given_up() -> None:
-    import torch.distributed as dist
+def test_who_may_wait_for_ever_still_connects_in_time() -> None:
+    store = dist.HashStore()
+
+    def rank(number: int) -> float:
+        group = Group(number, 2, 1000.0)
+        group.connect(store, "127.0.0.1", patience=0.5)
+        time.sleep(1.0 * (number == 0))
+        return group.broadcast(torch.full((), float(number))).item()
 
     with pytest.raises(EngineDeadError, match="rank 0 of 2 lost the other ranks"):
+        Group(0, 2, 1000.0).connect(dist.HashStore(), "127.0.0.1", patience=0.5)
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(rank, range(2))) == [0.0, 0.0]
+
+
+def test_a_group_whose_peer_never_comes_is_given_up() -> None:
+    with pytest.raises(EngineDeadError, match="rank 0 of 2 lost the other ranks"):
         Group(0, 2, 0.5).connect(dist.HashStore(), "127.0.0.1")
+
+
+@pytest.mark.parametrize("operation", ["all_reduce", "broadcast", "gather"])
+def test_an_operation_that_was_broken_off_is_the_last(run_ranks, operation: str) -> None:
+    """Else the other rank, which still waits for it, would take the next one's numbers for it."""
+
+    def rank(group: Group) -> str:
+        if group.rank == 0:
+            interrupt = pytest.MonkeyPatch()
+            interrupt.setattr(group, "_exchange", lambda sent, received: (_ for _ in ()).throw(KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                getattr(group, operation)(torch.ones(4))
+            interrupt.undo()
+        else:
+            with pytest.raises(EngineDeadError, match="rank 1 of 2 lost the other ranks"):
+                group.broadcast(torch.zeros(4))
+        with pytest.raises(
+            EngineDeadError, match=r"^rank \d of 2 lost the other ranks \(an operation was broken off\)"
+        ):
+            group.all_reduce(torch.full((4,), 7.0))
+        return "raised"
+
+    assert run_ranks(2, rank, timeout=0.5) == ["raised", "raised"]
+
+
+def test_an_interrupt_within_a_sum_goes_on_as_itself(run_ranks) -> None:
+    def rank(group: Group) -> type[BaseException] | None:
+        try:
+            with group.all_reduces(3, lambda: torch.empty(4)):
+                if group.rank == 0:
+                    group._exchange = lambda sent, received: (_ for _ in ()).throw(KeyboardInterrupt)
+                group.all_reduce(torch.ones(4))
+        except BaseException as error:  # noqa: BLE001 - it is what is asked for
+            return type(error)
+        return None
+
+    assert run_ranks(2, rank, timeout=0.5) == [KeyboardInterrupt, EngineDeadError]

@@ -23,7 +23,8 @@ def forward(folder, dtype=torch.float32):
     @torch.inference_mode()
     def rank(group: Group):
         model = load_shard(folder, group, dtype).join_weights()
-        hidden = model(IDS, POSITIONS, full_causal())
+        with model.in_step(len(IDS)):
+            hidden = model(IDS, POSITIONS, full_causal())
         return hidden, model.logits(hidden), group.traffic, model
 
     return rank
@@ -61,7 +62,9 @@ def test_all_reduces_are_two_a_layer_and_one_for_the_embedding(run_ranks, model_
         assert traffic["all_reduce"].num_bytes == 5 * len(IDS) * 72 * 4
 
 
-def test_a_rank_that_fails_makes_the_others_nan_and_nobody_waits(run_ranks, model_folder) -> None:
+@pytest.mark.parametrize("where", ["before", "within"])
+def test_a_rank_that_fails_makes_the_others_nan_and_nobody_waits(run_ranks, model_folder, where: str) -> None:
+    """Also where it fails in what comes before the model: the others are in their pass by then."""
     folder = model_folder()
 
     @torch.inference_mode()
@@ -75,7 +78,10 @@ def test_a_rank_that_fails_makes_the_others_nan_and_nobody_waits(run_ranks, mode
             return attend(layer, q, k, v)
 
         try:
-            hidden = model(IDS, POSITIONS, fails)
+            with model.in_step(len(IDS)):
+                if where == "before" and group.rank == 1:
+                    raise MemoryError("no room here")
+                hidden = model(IDS, POSITIONS, fails)
         except MemoryError:
             hidden = None
         return hidden, model.logits(model(IDS, POSITIONS, attend))

@@ -19,6 +19,7 @@ import torch
 
 from vllm_teach import LLM, SamplingParams
 from vllm_teach.errors import EngineDeadError, EngineError, InvalidArgumentError, OutOfMemoryError
+from vllm_teach.parallel.worker_processes import WorkerProcesses
 
 PROMPT = [1, 2, 3, 4, 5]
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -135,6 +136,34 @@ def test_a_step_that_fails_is_not_the_end(make, trap, order: tuple) -> None:
         assert generate(llm) == expected
 
 
+def test_a_pass_that_fails_before_it_begins_is_not_the_end(make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where memory for what attention reads runs out, the other rank is in the midst of its pass."""
+    llm = make(kv_cache_dtype="int8")
+    expected = generate(llm)
+
+    def no_room(*arguments: Any) -> None:
+        raise MemoryError("no room for numbers")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("vllm_teach.engine.model_runner.DequantizedBlocks", no_room)
+        with pytest.raises(OutOfMemoryError, match="no room for numbers"):
+            generate(llm)
+    assert llm.engine.kv.usage().held_blocks == 0
+    assert generate(llm) == expected
+
+
+def test_a_rank_waits_for_one_that_loads_for_longer_than_a_step_may_take(make, monkeypatch: pytest.MonkeyPatch) -> None:
+    wait = WorkerProcesses.wait_until_ready
+
+    def late(workers: WorkerProcesses, patience: float) -> None:
+        wait(workers, patience)
+        time.sleep(3.0)
+
+    monkeypatch.setattr(WorkerProcesses, "wait_until_ready", late)
+    llm = make(distributed_timeout_seconds=2.0)
+    assert len(generate(llm)) == 8
+
+
 def test_a_cache_that_a_rank_has_no_room_for(make, tmp_path: Path) -> None:
     """Its swap file cannot be made, where rank 0's can."""
     (tmp_path / "swap.rank1").mkdir()
@@ -170,11 +199,15 @@ def test_an_llm_that_nobody_has_takes_its_worker_along() -> None:
     assert not psutil.pid_exists(pid)
 
 
-def test_the_callers_threads_come_back() -> None:
+@pytest.mark.parametrize("way", ["closed", "forgotten"])
+def test_the_callers_threads_come_back(way: str) -> None:
     torch.set_num_threads(2)
     llm = LLM("tiny", tensor_parallel_size=2, **ARGUMENTS)
     assert torch.get_num_threads() == 1
-    llm.close()
+    if way == "closed":
+        llm.close()
+    del llm
+    gc.collect()
     assert torch.get_num_threads() == 2
 
 

@@ -18,7 +18,8 @@ SCRIPT = textwrap.dedent(
     import psutil
     from vllm_teach import LLM, SamplingParams
 
-    llm = LLM("tiny", tensor_parallel_size=2, dtype="float32", device="cpu", max_model_len=64)
+    model = "no/such/folder" if sys.argv[1] == "lost" and os.environ["RANK"] == "1" else "tiny"
+    llm = LLM(model, tensor_parallel_size=2, dtype="float32", device="cpu", max_model_len=64)
     addresses = {each.laddr.ip for each in psutil.Process().net_connections("inet") if each.status == "LISTEN"}
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     if sys.argv[1] == "die":
@@ -73,6 +74,14 @@ def test_the_other_node_ends_when_the_driver_dies(tmp_path: Path) -> None:
     errors = [node.communicate(timeout=120)[1] for node in nodes]
     assert all(node.returncode for node in nodes)
     assert "EngineDeadError" in errors[1]
+
+
+def test_what_fails_on_one_node_is_told_to_the_other(tmp_path: Path) -> None:
+    """Which would wait half an hour for the model that is not there."""
+    nodes = torchrun(tmp_path, "lost")
+    errors = [node.communicate(timeout=120)[1] for node in nodes]
+    assert all(node.returncode for node in nodes)
+    assert "ModelNotFoundError: rank 1: " in errors[0]
 
 
 def test_serve_on_another_rank_computes_for_rank_0_and_opens_no_port(monkeypatch: pytest.MonkeyPatch) -> None:

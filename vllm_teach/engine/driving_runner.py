@@ -59,8 +59,9 @@ class DrivingRunner(ModelRunner):
     def forward(self, batch: Batch) -> Tensor:
         """See `ModelRunner.forward`."""
         self._ranks.tell(Forward.of(self._owed, batch))
-        self._owed = ()
-        return super().forward(batch)
+        with self._ranks.part.in_step(len(batch.token_ids)):
+            self._owed = ()
+            return super().forward(batch)
 
 
 class _Driven:
@@ -85,6 +86,6 @@ class _Driven:
         return self._model(token_ids, positions, attend)
 
     def logits(self, hidden: Tensor) -> Tensor:
+        hidden = hidden.contiguous()  # some rows of a batch may lie apart, and what is sent must not
         self._ranks.tell(Logits(len(hidden)))
-        # In a batch some rows are picked out: what is sent must lie in one piece.
-        return self._model.logits(self._ranks.group.broadcast(hidden.contiguous()))
+        return self._model.logits(self._ranks.group.broadcast(hidden))

@@ -94,11 +94,11 @@ def kv_bytes_per_token(config: EngineConfig, shape: ModelConfig, dtype: torch.dt
 
 
 def choose_num_blocks(
-    config: EngineConfig, shape: ModelConfig, dtype: torch.dtype, device: torch.device, num_here: int = 1
+    config: EngineConfig, shape: ModelConfig, dtype: torch.dtype, device: torch.device, num_sharing: int = 1
 ) -> int:
     """Return how many blocks the KV cache has: as `config` says, or as many as fit into what is free now.
 
-    Asked when the weights are loaded. `num_here` ranks share the memory of this machine, though not of its GPUs. Raises
+    Asked when the weights are loaded. `num_sharing` ranks have the memory of this device together. Raises
     InvalidArgumentError if they hold less than a prompt of one token and one new token.
     """
     block_bytes = config.block_size * kv_bytes_per_token(config, shape, dtype)
@@ -112,7 +112,7 @@ def choose_num_blocks(
     chosen = config.kv_cache_memory_bytes
     if chosen is None:
         longest = -(-(config.max_model_len or shape.max_position) // config.block_size)
-        budget = kv_cache_budget(device, config.gpu_memory_utilization) // (1 if device.type == "cuda" else num_here)
+        budget = kv_cache_budget(device, config.gpu_memory_utilization) // num_sharing
         chosen = min(config.max_num_seqs * longest * block_bytes, budget)
     if chosen < least * block_bytes:
         raise InvalidArgumentError(

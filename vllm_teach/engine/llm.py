@@ -21,7 +21,7 @@ from vllm_teach.engine.offline import progress_bar, run_all
 from vllm_teach.engine.outputs import RequestOutput
 from vllm_teach.engine.preemption import PreemptionCosts
 from vllm_teach.engine.prompts import Conversation, Prompt, list_conversations, list_prompts, render_chat
-from vllm_teach.engine.ranks import Ranks, load_over_ranks
+from vllm_teach.engine.ranks import Ranks, excused, load_over_ranks
 from vllm_teach.engine.request import Request
 from vllm_teach.engine.sampling_params import SamplingParams
 from vllm_teach.engine.tokenizer_protocol import EngineTokenizer
@@ -54,7 +54,7 @@ class LLM:
     ours: for architectures that `models.decoder` does not know. What such a model is can only be seen once it is
     loaded, so its limits are checked then.
 
-    Attributes: `engine`, `model`, `tokenizer`.
+    Attributes: `engine`, `model`, `tokenizer`, and `name`, the `model` that was asked for.
     """
 
     def __init__(
@@ -130,11 +130,13 @@ class LLM:
         check_number("distributed_timeout_seconds", distributed_timeout_seconds, 0, 86400, open_low=True, hint=hint)
         if hf and tensor_parallel_size > 1:
             refuse("tensor_parallel_size", tensor_parallel_size, "transformers' models are not split, so use 1")
-        chosen_device = choose_device(device)
-        chosen_dtype = choose_dtype(dtype, chosen_device)
-        path = resolve_model(model)
-        stored = read_config(path)
-        check_quantization(quantization, stored, model)
+        self.name = str(model)
+        with excused(tensor_parallel_size):
+            chosen_device = choose_device(device)
+            chosen_dtype = choose_dtype(dtype, chosen_device)
+            path = resolve_model(model)
+            stored = read_config(path)
+            check_quantization(quantization, stored, model)
         self.model: LanguageModel
         ranks: Ranks | None = None
         if hf:
@@ -172,12 +174,12 @@ class LLM:
 
     @classmethod
     def from_loaded(cls, model: LanguageModel, tokenizer: EngineTokenizer, **limits: Any) -> LLM:
-        """Return an LLM around a model and a tokenizer that are in memory already.
+        """Return an LLM around a model and a tokenizer that are in memory already; its `name` is the model's class.
 
         `limits` are the fields of `EngineConfig`, which are `LLM`'s keyword arguments of the same names.
         """
         llm = cls.__new__(cls)
-        llm.model, llm.tokenizer = model, tokenizer
+        llm.name, llm.model, llm.tokenizer = type(model).__name__, model, tokenizer
         llm.engine = LLMEngine(model, tokenizer, EngineConfig(**limits))
         return llm
 

@@ -63,8 +63,8 @@ class LLMEngine:
                     f"the end-of-text id {token_id} is not one of this model's ids, which end at "
                     f"{shape.vocab_size - 1}: correct eos_token_id in its generation_config.json or tokenizer files."
                 )
-        num_here = 1 if ranks is None else ranks.num_here
-        num_blocks = choose_num_blocks(config, shape, model.dtype, model.device, num_here)
+        num_sharing = 1 if ranks is None else ranks.num_sharing
+        num_blocks = choose_num_blocks(config, shape, model.dtype, model.device, num_sharing)
         num_host_blocks = choose_num_host_blocks(config, shape, model.dtype)
         # Before any memory is taken: who keeps the error of a refused engine would keep that, too.
         most = longest_sequence(config.kv_placement, num_blocks) * config.block_size

@@ -20,6 +20,7 @@ from vllm_teach.models.load import load_shard
 from vllm_teach.models.sharded_decoder import ShardedDecoder
 from vllm_teach.parallel.channel import FOREVER, Channel
 from vllm_teach.parallel.group import Group
+from vllm_teach.parallel.meeting import PATIENCE, meet
 
 
 @dataclass(frozen=True)
@@ -43,18 +44,31 @@ class RankJob:
         if self.num_threads is not None:
             torch.set_num_threads(self.num_threads)
         device = self.device
-        if _own_gpu(device, local_size):
+        if self.has_gpu_each(local_size):
             device = torch.device("cuda", local_rank)
             torch.cuda.set_device(device)
         return load_shard(self.path, Group(rank, self.size, self.timeout), self.dtype, device)
 
-    def connect(self, group: Group, store: dist.Store, host: str, local_size: int) -> Channel:
-        """Connect `group` with the other ranks' and return the channel for messages beside it."""
-        group.connect(dist.PrefixStore("tensors", store), host, nccl=_own_gpu(self.device, local_size))
+    def connect(
+        self, model: ShardedDecoder, store: dist.Store, host: str, local_size: int, patience: float = PATIENCE
+    ) -> Channel:
+        """Connect the group of `model` with the other ranks', and return the channel for messages beside it.
+
+        Waits `patience` seconds for those that still load, and raises what `meet` does.
+        """
+        group, nccl = model.group, self.has_gpu_each(local_size)
+        shape, transport = model.shard.whole, "NCCL" if nccl else "gloo"
+        loaded = f"{shape.architecture} of {shape.num_layers} x {shape.hidden_size} in {model.dtype} over {transport}"
+        meet(store, group.rank, group.size, loaded, patience)
+        group.connect(dist.PrefixStore("tensors", store), host, nccl=nccl)
         messages = Group(group.rank, group.size, self.timeout if group.rank == 0 else FOREVER)
-        messages.connect(dist.PrefixStore("messages", store), host)
+        messages.connect(dist.PrefixStore("messages", store), host, patience=self.timeout)
         messages.all_reduce(torch.zeros(1))  # then all have met, and the store may go
         return Channel(messages)
+
+    def has_gpu_each(self, local_size: int) -> bool:
+        """Whether each of the `local_size` ranks of this machine has a GPU of its own; else they share one, or none."""
+        return self.device.type == "cuda" and torch.cuda.device_count() >= local_size
 
 
 def work(ready: Callable[[], None], job: RankJob, rank: int, store: str) -> None:
@@ -64,7 +78,7 @@ def work(ready: Callable[[], None], job: RankJob, rank: int, store: str) -> None
     """
     model = job.load(rank, rank, job.size)
     ready()
-    serve(model, job.config, job.connect(model.group, dist.FileStore(store, job.size), "127.0.0.1", job.size))
+    serve(model, job.config, job.connect(model, dist.FileStore(store, job.size), "127.0.0.1", job.size))
 
 
 def serve(model: ShardedDecoder, config: EngineConfig, channel: Channel) -> None:
@@ -106,7 +120,7 @@ class _RankWorker:
         """Apply the transfers and take part in the pass. What a transfer raises is the end: blocks would be wrong."""
         self._runner.storage.apply(message.transfers)
         self.failure = ""
-        with self._kept():
+        with self._kept(), self._model.in_step(len(message.token_ids)):
             self._runner.forward(message.batch(self._model.device))
 
     @torch.inference_mode()
@@ -126,7 +140,3 @@ class _RankWorker:
             raise
         except Exception as error:  # noqa: BLE001 - rank 0 raises it
             self.failure = self.failure or f"{shown(error, 1000)} on rank {self._group.rank}"
-
-
-def _own_gpu(device: torch.device, local_size: int) -> bool:
-    return device.type == "cuda" and torch.cuda.device_count() >= local_size

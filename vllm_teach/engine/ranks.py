@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -25,7 +27,8 @@ from vllm_teach.errors import (
 )
 from vllm_teach.models.sharded_decoder import ShardedDecoder
 from vllm_teach.parallel.channel import Channel
-from vllm_teach.parallel.group import Group
+from vllm_teach.parallel.meeting import PATIENCE, excuse
+from vllm_teach.parallel.thread_share import SHARES
 from vllm_teach.parallel.torchrun import TorchrunRank
 from vllm_teach.parallel.worker_processes import WorkerProcesses
 
@@ -33,21 +36,23 @@ from vllm_teach.parallel.worker_processes import WorkerProcesses
 class Ranks:
     """The other ranks, as rank 0 sees them: child processes, or what `torchrun` started, here or elsewhere.
 
-    `group` is this rank's, for tensors, and knows what was sent; `num_here` ranks, this one included, share this
-    machine; `num_threads` PyTorch gets back at the end. Whoever finds that a rank is gone calls `mourn`; from then on
-    every `check` raises EngineDeadError.
+    `part` is this rank's part of the model, `group` its group; `num_sharing` ranks, this one included, have one memory.
+    `end` ends the others: it is called once, at the latest when this object is collected. Whoever finds that a rank is
+    gone calls `mourn`; from then on every `check` raises EngineDeadError.
     """
 
     def __init__(
-        self, group: Group, channel: Channel, processes: WorkerProcesses | None, num_here: int, num_threads: int
+        self,
+        part: ShardedDecoder,
+        channel: Channel,
+        processes: WorkerProcesses | None,
+        num_sharing: int,
+        end: Callable[[], object],
     ) -> None:
-        self.group, self.processes, self.num_here = group, processes, num_here
-        self._channel, self._num_threads = channel, num_threads
+        self.part, self.group, self.processes, self.num_sharing = part, part.group, processes, num_sharing
+        self._channel = channel
         self._dead: str | None = None
-        # Children end with this process anyway; what torchrun started is told, also when this object is collected.
-        self._end: Callable[[], object] = (
-            weakref.finalize(self, _dismiss, channel) if processes is None else processes.stop
-        )
+        self._end = weakref.finalize(self, end)
 
     def tell(self, message: object) -> None:
         """Send `message` to all other ranks. Raises EngineDeadError when one is gone."""
@@ -94,7 +99,6 @@ class Ranks:
     def _bury(self, reason: str) -> None:
         self._dead = reason
         self._end()
-        torch.set_num_threads(self._num_threads)
 
 
 def _pass_failed(answer: str) -> EngineError:
@@ -103,9 +107,23 @@ def _pass_failed(answer: str) -> EngineError:
     return kind(f"the model's forward pass failed ({answer}): send the request again, or fewer at once.")
 
 
-def _dismiss(channel: Channel) -> None:
-    with contextlib.suppress(EngineDeadError):
-        channel.tell(Stop())
+def _dismiss(channel: Channel, owner: int) -> None:
+    """Tell the ranks that torchrun started to end, unless this is a fork of the process that has them."""
+    if os.getpid() == owner:
+        with contextlib.suppress(EngineDeadError):
+            channel.tell(Stop())
+
+
+@contextlib.contextmanager
+def excused(size: int) -> Iterator[None]:
+    """Tell what fails in the block to the other ranks, if torchrun started `size` of them: they would wait for long."""
+    try:
+        yield
+    except BaseException as error:
+        started = TorchrunRank.find()
+        if size > 1 and started is not None and started.size == size:
+            excuse(started.store(PATIENCE), started.rank, error)
+        raise
 
 
 def load_over_ranks(
@@ -118,7 +136,8 @@ def load_over_ranks(
     process share PyTorch's threads evenly.
 
     Raises what `load_shard` raises on any rank, InvalidArgumentError where `torchrun` started another number of ranks,
-    or `config` cannot be sent to a process, and EngineDeadError for a rank that died.
+    or they do not fit together, or `config` cannot be sent to a process, and EngineDeadError for a rank that died or
+    has not loaded its part in `PATIENCE` seconds.
     """
     job = RankJob(path, size, dtype, device, config, timeout)
     started = TorchrunRank.find()
@@ -126,12 +145,12 @@ def load_over_ranks(
 
 
 def _start(job: RankJob) -> tuple[ShardedDecoder, Ranks]:
-    num_threads = torch.get_num_threads()
-    if job.device.type == "cpu":
-        job = replace(job, num_threads=max(1, num_threads // job.size))
     others = range(1, job.size)
     # Where the ranks find one another: in a folder of this user's own, and not at an open port.
-    with tempfile.TemporaryDirectory(prefix="vllm-teach-ranks-") as folder:
+    with tempfile.TemporaryDirectory(prefix="vllm-teach-ranks-") as folder, contextlib.ExitStack() as undo:
+        if job.device.type == "cpu":
+            job = replace(job, num_threads=SHARES.take(job.size))
+            undo.callback(SHARES.give_back)
         store = str(Path(folder) / "store")
         processes = WorkerProcesses(
             "vllm_teach.engine.rank_worker:work",
@@ -139,18 +158,18 @@ def _start(job: RankJob) -> tuple[ShardedDecoder, Ranks]:
             [(job, rank, store) for rank in others],
             {} if job.num_threads is None else {"OMP_NUM_THREADS": str(job.num_threads)},
         )
+        undo.callback(processes.stop)
         try:
             model = job.load(0, 0, job.size)
-            processes.wait_until_ready()
-            channel = job.connect(model.group, dist.FileStore(store, job.size), "127.0.0.1", job.size)
-        except BaseException as error:
-            died = processes.ended(wait=1.0) if isinstance(error, EngineDeadError) else None
-            processes.stop()
-            torch.set_num_threads(num_threads)
+            processes.wait_until_ready(PATIENCE)
+            channel = job.connect(model, dist.FileStore(store, job.size), "127.0.0.1", job.size, job.timeout)
+        except EngineDeadError as error:
+            died = processes.ended(wait=1.0)
             if died is not None:
                 raise died from error
             raise
-    return model, Ranks(model.group, channel, processes, job.size, num_threads)
+        end = undo.pop_all().close
+    return model, Ranks(model, channel, processes, 1 if job.has_gpu_each(job.size) else job.size, end)
 
 
 def _join(job: RankJob, started: TorchrunRank) -> tuple[ShardedDecoder, Ranks]:
@@ -159,9 +178,12 @@ def _join(job: RankJob, started: TorchrunRank) -> tuple[ShardedDecoder, Ranks]:
             f"tensor_parallel_size={job.size} is not the number of ranks that torchrun started, {started.size}: make "
             "them equal."
         )
-    model = job.load(started.rank, started.local_rank, started.local_size)
-    channel = job.connect(model.group, started.store(), started.host(), started.local_size)
+    with excused(job.size):
+        host = started.host()
+        model = job.load(started.rank, started.local_rank, started.local_size)
+    channel = job.connect(model, started.store(PATIENCE), host, started.local_size)
     if started.rank:
         serve(model, job.config, channel)
         raise SystemExit(0)
-    return model, Ranks(model.group, channel, None, started.local_size, torch.get_num_threads())
+    num_sharing = 1 if job.has_gpu_each(started.local_size) else started.local_size
+    return model, Ranks(model, channel, None, num_sharing, partial(_dismiss, channel, os.getpid()))

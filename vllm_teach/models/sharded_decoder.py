@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -17,8 +19,8 @@ from vllm_teach.parallel.group import Group
 class ShardedDecoder(Decoder):
     """A `Decoder` whose matrices are those of `shard`; `config` is the shard's, with the whole vocabulary.
 
-    `forward` and `logits` are called by all ranks of `group` with the same arguments. A rank on which `forward` fails
-    makes the others' hidden states NaN; where `logits` fails, its part of them.
+    `forward`, `in_step`, and `logits` are called by all ranks of `group` with the same arguments. A rank on which
+    `logits` fails has NaN for its part of them.
     """
 
     def __init__(self, shard: Shard, group: Group) -> None:
@@ -36,13 +38,15 @@ class ShardedDecoder(Decoder):
         """How many sums a forward pass makes, each of `[tokens, hidden_size]`: the embedding's, and two a layer."""
         return 1 + 2 * self.config.num_layers
 
-    def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """See `Decoder.forward`."""
-        shape = (len(token_ids), self.config.hidden_size)
-        with self.group.all_reduces(
+    def in_step(self, num_tokens: int) -> AbstractContextManager[None]:
+        """Return the block in which a rank prepares and calls `forward`, for so many tokens.
+
+        Where it fails, whatever in it, the others' hidden states become NaN, and nobody waits for this rank.
+        """
+        shape = (num_tokens, self.config.hidden_size)
+        return self.group.all_reduces(
             self.num_all_reduces, lambda: torch.empty(shape, dtype=self.dtype, device=self.device)
-        ):
-            return super().forward(token_ids, positions, attend)
+        )
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Return the vectors of `token_ids`: each comes from the rank that has it, and is 0 on the others."""

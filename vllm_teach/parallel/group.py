@@ -32,7 +32,9 @@ class Group:
     """`size` processes that call the same operations in the same order; this one is `rank`. Rank 0 drives.
 
     Each operation waits for the other ranks, `timeout` seconds at most. A rank that died is noticed at once, as its
-    connections close; then, and after the timeout, EngineDeadError is raised, and the group is of no use any more.
+    connections close (NCCL may wait for the timeout); then, and after the timeout, EngineDeadError is raised. It is
+    raised by every operation after one that was left by an exception, a Ctrl-C say: nobody knows how much of that one
+    took place, and what the others send would be taken for something else.
 
     `traffic` counts calls and bytes by operation, "all_reduce", "broadcast" and "gather". Of bytes that are all-reduced
     each rank sends size - 1 copies, or in a ring, where there are many or NCCL is used, 2 (size - 1) / size.
@@ -44,13 +46,15 @@ class Group:
         self.traffic = {name: Traffic() for name in ("all_reduce", "broadcast", "gather")}
         self._backend: Any = None
         self._left = 0  # all-reduces that the others still expect
+        self._out_of_step = False
 
-    def connect(self, store: dist.Store, host: str, *, nccl: bool = False) -> None:
+    def connect(self, store: dist.Store, host: str, *, nccl: bool = False, patience: float | None = None) -> None:
         """Meet the other ranks by way of `store`; `host` is this machine's address that they can reach.
 
-        With `nccl`, tensors are on GPUs, one a rank; else gloo takes tensors of any device.
+        With `nccl`, tensors are on GPUs, one a rank; else gloo takes tensors of any device. Waits `patience` seconds at
+        most, by default `timeout`.
         """
-        limit = timedelta(seconds=self.timeout)
+        limit = timedelta(seconds=patience or self.timeout)
         if nccl:
             # Else `wait` returns at once: who hangs is not noticed here, and NCCL's watchdog ends the process.
             os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
@@ -60,7 +64,7 @@ class Group:
             return
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         # By default gloo listens at the address of the machine's name, for everybody.
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
+        options._devices = [self._checked(lambda: dist.ProcessGroupGloo.create_device(hostname=host))]
         options._timeout = limit
         self._backend = self._checked(lambda: dist.ProcessGroupGloo(store, self.rank, self.size, options))
 
@@ -82,18 +86,18 @@ class Group:
 
     def gather(self, x: Tensor) -> list[Tensor] | None:
         """Return the `x`, all of one shape, of all ranks in their order on rank 0, and None on the others."""
-        parts = [x, *(torch.empty_like(x) for _ in self._others)] if self.rank == 0 else None
 
-        def send(x: Tensor) -> None:
-            self._exchange({0: x}, {}) if parts is None else self._exchange({}, dict(enumerate(parts[1:], start=1)))
+        def collect(x: Tensor) -> list[Tensor] | None:
+            parts = [x, *(torch.empty_like(x) for _ in self._others)] if self.rank == 0 else None
+            if self._is_direct(x):
+                self._exchange({0: x}, {}) if parts is None else self._exchange({}, dict(enumerate(parts[1:], start=1)))
+            else:
+                options = dist.GatherOptions()
+                options.rootRank = 0
+                self._backend.gather([] if parts is None else [parts], [x], options).wait()
+            return parts
 
-        def collect(x: Tensor) -> None:
-            options = dist.GatherOptions()
-            options.rootRank = 0
-            self._backend.gather([] if parts is None else [parts], [x], options).wait()
-
-        self._run("gather", x, send if self._is_direct(x) else collect)
-        return parts
+        return self._run("gather", x, collect)
 
     def _is_direct(self, x: Tensor) -> bool:
         """Whether `x` goes from rank to rank: gloo's own operations take two or three times as long for little ones."""
@@ -113,7 +117,7 @@ class Group:
         under_way = [self._backend.recv([x], rank, 0) for rank, x in received.items()]
         under_way += [self._backend.send([x], rank, 0) for rank, x in sent.items()]
         for work in under_way:
-            work.wait()
+            work.wait(timedelta(seconds=self.timeout))
 
     @contextmanager
     def all_reduces(self, count: int, like: Callable[[], Tensor]) -> Iterator[None]:
@@ -125,25 +129,39 @@ class Group:
         self._left = count
         try:
             yield
-        except EngineDeadError:
-            raise
         except BaseException:
-            while self._left > 0:
-                self.all_reduce(like().fill_(torch.nan))
+            self._finish_with_nan(like)
             raise
 
-    def _run(self, name: str, x: Tensor, operation: Callable[[Tensor], object]) -> None:
-        self._checked(lambda: operation(x))
+    def _finish_with_nan(self, like: Callable[[], Tensor]) -> None:
+        try:
+            if self._left > 0 and not self._out_of_step:
+                x = like().fill_(torch.nan)
+                while self._left > 0:
+                    self.all_reduce(x)
+        finally:
+            self._out_of_step |= self._left > 0
+
+    def _run(self, name: str, x: Tensor, operation: Callable[[Tensor], Any]) -> Any:
+        result = self._checked(lambda: operation(x))
         self.traffic[name].calls += 1
         self.traffic[name].num_bytes += x.nbytes
+        return result
 
     def _checked(self, action: Callable[[], Any]) -> Any:
+        """Return what `action` does, which the others count on; whatever leaves it leaves the ranks out of step."""
+        if self._out_of_step:
+            raise self._lost("an operation was broken off")
+        self._out_of_step = True
         try:
-            return action()
+            result = action()
         except RuntimeError as error:  # PyTorch has no other type for it
-            raise EngineDeadError(
-                f"rank {self.rank} of {self.size} lost the other ranks ({_reason(error)}): load the model again."
-            ) from error
+            raise self._lost(_reason(error)) from error
+        self._out_of_step = False
+        return result
+
+    def _lost(self, why: str) -> EngineDeadError:
+        return EngineDeadError(f"rank {self.rank} of {self.size} lost the other ranks ({why}): load the model again.")
 
 
 def _reason(error: RuntimeError) -> str:

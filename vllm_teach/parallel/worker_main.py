@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import sys
@@ -11,7 +10,8 @@ import traceback
 from importlib import import_module
 from typing import BinaryIO
 
-from vllm_teach.errors import EngineDeadError, InvalidArgumentError, VllmTeachError
+from vllm_teach.errors import EngineDeadError, InvalidArgumentError
+from vllm_teach.parallel.told_errors import tell_error
 
 
 def main() -> None:
@@ -20,10 +20,10 @@ def main() -> None:
     os.dup2(2, 1)  # what libraries print must not be taken for our word
     said = False
 
-    def say(word: object) -> None:
+    def say(word: str) -> None:
         nonlocal said
         said = True
-        output.write(json.dumps(word).encode() + b"\n" if word != "ready" else b"ready\n")
+        output.write(f"{word}\n".encode())
 
     try:
         job = pickle.load(sys.stdin.buffer)
@@ -37,9 +37,7 @@ def main() -> None:
         if said:
             traceback.print_exc()
         else:
-            kind = type(error).__name__ if isinstance(error, VllmTeachError) else "EngineDeadError"
-            text = str(error) if isinstance(error, VllmTeachError) else f"it could not start ({error!r:.300})."
-            say([kind, text])
+            say(tell_error(error))
         _exit(1)
     _exit(0)
 

@@ -9,20 +9,20 @@ On its standard output a child says one line: that it is ready, or why it never 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import pickle
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 
-from vllm_teach import errors
 from vllm_teach.errors import EngineDeadError, InvalidArgumentError, VllmTeachError
+from vllm_teach.parallel.told_errors import told_error
 
 PROGRAM = "from vllm_teach.parallel.worker_main import main; main()"
-# One that was told to end, or killed, has no reason to take longer.
+# Those that were told to end have no reason to take longer.
 _GRACE = 3.0
 
 
@@ -34,7 +34,8 @@ class _Worker:
         self.spoken, self.ended = threading.Event(), threading.Event()
         path = os.pathsep.join(each or os.getcwd() for each in sys.path)
         self.process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM],
+            # -P: a file of the current folder must not stand for one of Python's own, unless it does so here.
+            [sys.executable, "-P", "-c", PROGRAM],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": path, **environment},
@@ -60,8 +61,7 @@ class _Worker:
     def error(self) -> VllmTeachError:
         """Return what went wrong with a child that could not start, or has ended."""
         if self.failure not in ("", "ready"):
-            kind, text = json.loads(self.failure)
-            return getattr(errors, kind, EngineDeadError)(f"{self.name}: {text}")
+            return told_error(self.name, self.failure)
         code = self.process.wait()
         how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
         return EngineDeadError(f"{self.name} (pid {self.process.pid}) {how}: load the model again.")
@@ -100,10 +100,16 @@ class WorkerProcesses:
         """The children's process ids."""
         return [worker.process.pid for worker in self._workers]
 
-    def wait_until_ready(self) -> None:
-        """Wait until all have said that they are ready. Raises what one raised, or EngineDeadError if it died."""
+    def wait_until_ready(self, patience: float) -> None:
+        """Wait until all have said that they are ready.
+
+        Raises what one raised, and EngineDeadError if it died or says nothing for `patience` seconds.
+        """
         for worker in self._workers:
-            worker.spoken.wait()
+            if not worker.spoken.wait(patience):
+                raise EngineDeadError(
+                    f"{worker.name} (pid {worker.process.pid}) was not ready in {patience:g} s: load the model again."
+                )
             if worker.failure != "ready":
                 raise worker.error()
 
@@ -136,9 +142,10 @@ def _stop(workers: list[_Worker], on_end: list[Callable[[], None]], owner: int) 
         assert worker.process.stdin is not None
         with contextlib.suppress(OSError):
             worker.process.stdin.close()
+    end = time.monotonic() + _GRACE
     for worker in workers:
         try:
-            worker.process.wait(_GRACE)
+            worker.process.wait(max(0.0, end - time.monotonic()))
         except subprocess.TimeoutExpired:  # stopped, or in the midst of a long operation
             worker.process.kill()
             worker.process.wait()

@@ -17,10 +17,14 @@ class FakeServer:
     """Answers each token with "x"; the field `behave` of a request says what else to do. A word is a token.
 
     `seen` are the bodies that came, `open` the requests that are open, `most` the most of them at once, `left` those
-    whose client hung up. `lends_tokenizer` is whether it has /tokenize, `models` and `max_model_len` what it says.
+    whose client hung up. `lends_tokenizer` is whether it has /tokenize, `models` and `max_model_len` what it says,
+    unless it says `listing`. `behave` is for requests that do not say it, `health` are the statuses of /health, the
+    last one from then on.
     """
 
     port: int = 0
+    behave: str | None = None
+    health: list[int] = field(default_factory=lambda: [200])
     seen: list[dict[str, Any]] = field(default_factory=list)
     keys: Counter[str | None] = field(default_factory=Counter)
     open: int = 0
@@ -29,6 +33,7 @@ class FakeServer:
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     lends_tokenizer: bool = True
     models: tuple[str, ...] = ("fake",)
+    listing: Any = None
     max_model_len: int | None = None
     words: list[str] = field(default_factory=list)
 
@@ -36,7 +41,12 @@ class FakeServer:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
+    async def check_health(self, request: web.Request) -> web.Response:
+        return web.Response(status=self.health[0] if len(self.health) == 1 else self.health.pop(0))
+
     async def list_models(self, request: web.Request) -> web.Response:
+        if self.listing is not None:
+            return web.json_response(self.listing)
         entries = [{"id": name, "max_model_len": self.max_model_len} for name in self.models]
         return web.json_response({"object": "list", "data": entries})
 
@@ -79,7 +89,7 @@ class FakeServer:
         except (ValueError, AssertionError, TypeError, KeyError):
             return refusal(400, "invalid_request_error")
         self.seen.append(body)
-        behave, tokens = body.get("behave"), body["max_tokens"]
+        behave, tokens = body.get("behave", self.behave), body["max_tokens"]
         usage = {"prompt_tokens": len(asked.split() if isinstance(asked, str) else asked), "completion_tokens": tokens}
         if behave == "busy":
             return refusal(429, "rate_limit_error")
@@ -113,7 +123,10 @@ class FakeServer:
                 await asyncio.sleep(60)
             if behave == "slow":
                 await asyncio.sleep(0.01)
-            await response.write(event({"choices": [{"text": "x", "finish_reason": None}]}))
+            reason = "length" if number == tokens - 1 else None
+            await response.write(event({"choices": [{"text": "x", "finish_reason": reason}]}))
+        if behave == "no done":
+            return response
         if "stream_options" in body:
             await response.write(event({"choices": [], "usage": usage}))
         await response.write(b"data: [DONE]\n\n")
@@ -139,6 +152,7 @@ def server() -> Iterator[FakeServer]:
     loop, fake = asyncio.new_event_loop(), FakeServer()
     app = web.Application()
     app.router.add_get("/v1/models", fake.list_models)
+    app.router.add_get("/health", fake.check_health)
     app.router.add_post("/tokenize", fake.tokenize)
     app.router.add_post("/detokenize", fake.detokenize)
     app.router.add_post("/v1/completions", fake.complete)

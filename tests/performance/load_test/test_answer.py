@@ -91,6 +91,21 @@ def test_null_usage_is_none() -> None:
     assert (answer.output_tokens, list(answer.gaps)) == (None, [1.0])
 
 
+def test_a_count_that_can_be_none_does_not_fill_the_memory() -> None:
+    answer = fed((1.0, event("a", usage={"completion_tokens": 2**50})), (2.0, event("b")), (3.0, DONE))
+    assert (answer.output_tokens, answer.events, list(answer.gaps)) == (None, 2, [1.0])
+
+
+def test_a_proper_end_after_a_finish_reason_ends_an_answer_and_another_does_not() -> None:
+    whole, half = fed((1.0, event("a", finish_reason="stop"))), fed((1.0, event("a")))
+    for answer in (whole, half):
+        answer.close(2.0)
+    assert (whole.end, half.end) == (2.0, None)
+    said = fed((1.0, event("a", finish_reason="stop")), (1.5, DONE))
+    said.close(2.0)
+    assert said.end == 1.5
+
+
 def test_an_error_in_the_stream() -> None:
     body = {"error": {"message": "out of memory", "type": "server_error"}}
     with pytest.raises(BadAnswerError, match="error in the stream: server_error") as raised:

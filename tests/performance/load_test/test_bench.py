@@ -65,6 +65,11 @@ def test_a_tokenizer_of_this_machine_needs_none_of_the_server(server: Any) -> No
 def test_what_the_server_says_of_itself_is_checked_before_anything_is_sent(server: Any) -> None:
     with pytest.raises(ServerError, match="model='other' is not served there: choose one of fake"):
         bench(server, LoadPlan(), model="other")
+    for odd in ({"data": 5}, {"data": {"id": "x"}}, 3):
+        server.listing = odd
+        with pytest.raises(ServerError, match="lists no model"):
+            bench(server, LoadPlan())
+    server.listing = None
     server.models = ()
     with pytest.raises(ServerError, match="lists no model"):
         bench(server, LoadPlan())

@@ -108,6 +108,21 @@ def test_an_answer_whose_last_event_came_is_whole_whatever_becomes_of_its_connec
     assert all(r.e2e < 1.0 for r in records), "the wait for the connection's end is no part of it"
 
 
+def test_a_server_that_ends_its_streams_without_the_last_word_has_answered(server: Any) -> None:
+    records, _ = drive(server.url, LoadPlan(num_requests=2, lengths=(5, 3)), behave="no done", keep_text=True)
+    assert [(r.outcome, r.error, r.text, r.finish_reason) for r in records] == [("answered", None, "xxx", "length")] * 2
+
+
+def test_a_connection_that_is_kept_open_after_an_answer_holds_nobody_up(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vllm_teach.performance.load_test.client._LINGER", 0.05)
+    records, _ = drive(server.url, LoadPlan(ClosedLoop(1), 3, lengths=(5, 3)), behave="linger")
+    assert [r.outcome for r in records] == ["answered"] * 3
+    assert records[-1].due < 30, "the server lingers for a minute"
+    wait_until(lambda: server.left == 3)
+
+
 def test_a_whole_answer_where_a_stream_was_asked_for_is_a_bad_answer(server: Any) -> None:
     records, _ = drive(server.url, LoadPlan(num_requests=1), form={"extra": {"stream": False}})
     assert records[0].error == "bad answer: application/json where a stream was asked for"

@@ -47,7 +47,7 @@ def test_what_is_not_ended_is_no_event() -> None:
 
 def test_an_event_without_an_end_does_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sse_reader, "LONGEST_EVENT", 1000)
-    for piece in (b"x" * 100, b"data: " + b"x" * 93 + b"\n"):
+    for piece in (b"x" * 100, b"data: " + b"x" * 93 + b"\n", b"data\n" * 95):
         reader = SSEReader()
         for _ in range(10):
             reader.feed(piece)

@@ -15,6 +15,8 @@ from typing import Any
 from vllm_teach.performance.load_test.sse_reader import SSEReader
 
 DONE = "[DONE]"
+# What a server counts beyond that is no count: an entry for each token would fill the memory.
+_MOST_TOKENS = 10**7
 # What a chat delta may carry that a model wrote: the answer, its reasoning by two names, a refusal.
 _TEXTS = ("content", "reasoning_content", "reasoning", "refusal")
 
@@ -35,7 +37,8 @@ class Answer:
 
     `first` and `last`: of the first event with text, and of the last with text or a finish_reason (the token that ended
     the text may have none). `gaps`: seconds from one token to the next; the tokens of one event, and the events of one
-    read, lie 0 apart. `events` counts those with text. `text` is "" unless it is kept.
+    read, lie 0 apart. `events` counts those with text, `first_tokens` the tokens of the first. `text` is "" unless it
+    is kept.
     """
 
     def __init__(self, *, keep_text: bool = False) -> None:
@@ -67,6 +70,11 @@ class Answer:
                 self.end = now
             else:
                 self._take_event(_object(event), now)
+
+    def close(self, now: float) -> None:
+        """Take the proper end of a stream at `now`: after a finish_reason some servers send that in place of [DONE]."""
+        if self.end is None and self.finish_reason is not None:
+            self.end = now
 
     def take_whole(self, body: bytes, now: float) -> None:
         """Take an answer that was not streamed. Raises BadAnswerError."""
@@ -173,4 +181,6 @@ def _text(choice: dict[str, Any]) -> str:
 
 
 def _count(value: object, before: int | None) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else before
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST_TOKENS:
+        return value
+    return before

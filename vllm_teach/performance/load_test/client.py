@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _LONGEST_BODY = 64 * 2**20
 _LONGEST_ERROR = 64 * 2**10
+# Seconds for the end of a stream that has said [DONE]; it comes at once, and without it the connection is of no use.
+_LINGER = 1.0
 # What a server says when it is too busy, or does not let this client in: no judgement of the request.
 _NOT_ABOUT_THE_REQUEST = (401, 403, 408, 429)
 
@@ -154,7 +156,11 @@ class LoadClient:
                 reply.close()
                 record.outcome = ABORTED
                 return
-        record.error = "cut stream"  # unless its last event was there
+            if answer.end is not None:
+                await _read_end(reply)
+                return
+        answer.close(time.perf_counter())
+        record.error = "cut stream"  # unless that was its end
 
     def _note(self, answer: Answer, record: RequestRecord, start: float, now: float) -> None:
         """Write what came of an answer into its record."""
@@ -186,6 +192,16 @@ async def _judge(reply: ClientResponse, record: RequestRecord) -> None:
     record.error, record.message = f"{kind} {error_class(body)}", error_message(body) or None
     if record.malformed and reply.status < 500 and reply.status not in _NOT_ABOUT_THE_REQUEST:
         record.outcome = REFUSED
+
+
+async def _read_end(reply: ClientResponse) -> None:
+    """Read the end of a body in which nothing follows any more, but hang up on a server that does not send it."""
+    try:
+        async with asyncio.timeout(_LINGER):
+            async for _ in reply.content.iter_any():
+                pass
+    except TimeoutError:
+        reply.close()
 
 
 async def _body(reply: ClientResponse, limit: int) -> bytes:

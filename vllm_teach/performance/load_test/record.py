@@ -16,7 +16,7 @@ class RequestRecord:
     status from 400 to 499: as it should be), "failed". `error` is the class of a failure, or of a refusal, `message`
     what the server says to it. `due` is when it should have been sent, `sent` when it was: latencies count from `due`.
     `tokens_from` says who counted the output: "usage", "tokenizer" or "events"; `events` is how many events of the
-    stream carried text.
+    stream carried text, `first_tokens` how many tokens the first of them.
     """
 
     index: int

@@ -33,7 +33,8 @@ async def measure_spans(
 ) -> Spans:
     """Ask for all completions, (prompt token ids, max_tokens), at once; ask `/health` every so many seconds meanwhile.
 
-    A health check begins only when the one before has its answer. Raises ServerError for what is not answered with 200.
+    A health check begins only when the one before has its answer. One that is open when the last request ends is waited
+    for: it may be the only one, and have waited for all. Raises ServerError for what is not answered with 200.
     """
     async with target.session() as session:
         await ask(session, target, "/health")  # the first connection of a process costs more
@@ -44,21 +45,23 @@ async def measure_spans(
             await ask(session, target, path, body)
             return begin, time.perf_counter() - start
 
-        async def keep_asking() -> None:
-            while True:
+        async def keep_asking(meanwhile: Sequence[asyncio.Task[tuple[float, float]]]) -> None:
+            while not all(task.done() for task in meanwhile):
                 health.append(await timed("/health"))
                 await asyncio.sleep(every)
 
-        bodies = [
-            {"model": model, "prompt": prompt, "max_tokens": most, "temperature": 0, "ignore_eos": True}
-            for prompt, most in requests
-        ]
-        tasks = [asyncio.create_task(timed("/v1/completions", body)) for body in bodies]
-        await asyncio.sleep(every)
-        watching = asyncio.create_task(keep_asking())
+        async def ask_all() -> list[tuple[float, float]]:
+            bodies = [
+                {"model": model, "prompt": prompt, "max_tokens": most, "temperature": 0, "ignore_eos": True}
+                for prompt, most in requests
+            ]
+            async with asyncio.TaskGroup() as tasks:
+                asked = [tasks.create_task(timed("/v1/completions", body)) for body in bodies]
+                await asyncio.sleep(every)
+                tasks.create_task(keep_asking(asked))
+            return [task.result() for task in asked]
+
         try:
-            done = await asyncio.gather(*tasks)
-        finally:
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
-    return Spans(tuple(done), tuple(health))
+            return Spans(tuple(await ask_all()), tuple(health))
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from None

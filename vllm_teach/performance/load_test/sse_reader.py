@@ -53,7 +53,7 @@ class SSEReader:
             name, _, value = line.partition(b":")
             if name == b"data":
                 self._data.append(value.removeprefix(b" "))
-                self._size += len(value)
+                self._size += len(value) + 1  # with its line end: an event of many empty lines is long, too
             return None
         if not self._data:
             return None

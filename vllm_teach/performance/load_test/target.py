@@ -105,7 +105,8 @@ async def describe_server(session: ClientSession, target: Target, model: str | N
     """Return what the server says of `model`, by default the first that it lists. Raises ServerError."""
     answer = await ask(session, target, "/v1/models")
     entries = answer.get("data") if isinstance(answer, dict) else None
-    entries = [each for each in entries or [] if isinstance(each, dict) and isinstance(each.get("id"), str)]
+    entries = entries if isinstance(entries, list) else []
+    entries = [each for each in entries if isinstance(each, dict) and isinstance(each.get("id"), str)]
     lengths = {each["id"]: each.get("max_model_len") for each in entries}
     if model is None:
         if not lengths:
