@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from vllm_teach.engine.block_history import BlocksHeld, block_history
+from vllm_teach.engine.block_history import BlocksCounted, BlocksHeld, block_history, count_blocks
 from vllm_teach.engine.event_export import chrome_trace
 from vllm_teach.engine.events import EventLog, Scheduled, StepEnded
 from vllm_teach.engine.plan import StepResult
@@ -34,8 +34,17 @@ def test_by_hand() -> None:
         BlocksHeld(3, 7, False, {1: (2,)}),
     ]
     assert [held.num_shared for held in block_history(log)] == [1, 0]
+    assert list(count_blocks(log)) == [BlocksCounted(4, 1, 1), BlocksCounted(7, 1, 0)]
     counters = [e["args"] for e in chrome_trace(log)["traceEvents"] if e["name"] == "KV blocks"]
     assert counters == [{"own": 1, "shared": 1}, {"own": 1, "shared": 0}]
+
+
+def test_blocks_are_counted_where_the_log_lost_its_beginning() -> None:
+    log = EventLog(clock=iter(range(20)).__next__)
+    log.step = 1
+    for event in (Shared(2, (5,)), Freed(9, (5,)), Shared(3, (5,)), Moved(((5, 4), (7, 5))), ENDED):
+        log.record(event)
+    assert list(count_blocks(log)) == [BlocksCounted(4, 0, 1)]
 
 
 @pytest.mark.parametrize("prefix_cache", [None, "hash", "radix"])
@@ -67,5 +76,7 @@ def test_it_equals_the_tables_in_every_step(
         look()
     history = block_history(scheduler.events)
     assert [held.holders for held in history] == tables
+    counted = [(each.time, each.own + each.shared, each.shared) for each in count_blocks(scheduler.events)]
+    assert counted == [(held.time, len(held.holders), held.num_shared) for held in history]
     assert tables[-1] == {}
     assert any(held.num_shared for held in history)

@@ -232,7 +232,8 @@ def test_no_token_left_is_an_error_not_a_forbidden_token(make_sequence, temperat
 
 @pytest.mark.parametrize("temperature", [0, 1.0])
 def test_a_penalty_beyond_float32_is_an_error(make_sequence, temperature):
-    sequence = make_sequence(temperature=temperature, repetition_penalty=1e-46)
+    sequence = make_sequence(temperature=temperature)
+    sequence.params.repetition_penalty = 1e-46  # which a request cannot ask for
     assert "leave no token" in str(sample(torch.ones(1, 20), [sequence]).errors[sequence.seq_id])
 
 

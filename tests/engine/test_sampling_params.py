@@ -20,7 +20,7 @@ def test_defaults_are_vllms():
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *(("temperature", value) for value in (-1, -1e-9, math.nan, math.inf, "hot", None, True)),
+        *(("temperature", value) for value in (-1, -1e-9, 1.1e38, math.nan, math.inf, "hot", None, True)),
         *(("top_p", value) for value in (0, 0.0, -0.1, 1.0001, math.nan, "0.5", False)),
         *(("top_k", value) for value in (-2, 1.5, True, "3", None)),
         *(("min_p", value) for value in (-0.1, 1.1, math.nan, None)),
@@ -35,7 +35,7 @@ def test_defaults_are_vllms():
         *(("logit_bias", value) for value in ([5], 5, {"5": 1}, {-1: 1}, {1.0: 1}, {True: 1})),
         *(("presence_penalty", value) for value in (-2.1, 2.1, math.nan)),
         *(("frequency_penalty", value) for value in (-2.1, 2.1, "1")),
-        *(("repetition_penalty", value) for value in (0, -1, math.inf)),
+        *(("repetition_penalty", value) for value in (0, -1, 5e-324, 9e-11, 1.1e10, math.inf)),
         *((name, 1) for name in ("ignore_eos", "detokenize", "skip_special_tokens", "include_stop_str_in_output")),
     ],
 )

@@ -20,7 +20,7 @@ from vllm_teach.models.tokenizer import load_tokenizer
 T = TypeVar("T")
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="package", autouse=True)
 def one_thread() -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)

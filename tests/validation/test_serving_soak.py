@@ -1,9 +1,13 @@
 """The soak finds what it looks for: a small crowd passes, and each fault that it counts fails it."""
 
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
 
+from vllm_teach.errors import EngineDeadError
 from vllm_teach.validation import serving_soak
 from vllm_teach.validation.serving_soak import Health, SoakReport, run_soak
 
@@ -41,6 +45,25 @@ def test_another_answer_is_found(monkeypatch):
     report = run_soak("tiny", 20, 5, progress=False)
     assert report.wrong == seen
     assert not report.passed()
+
+
+def test_a_server_that_does_not_start_is_told_so():
+    with pytest.raises(EngineDeadError, match="no/such/folder"):
+        run_soak("no/such/folder", 20, 5, progress=False)
+
+
+def test_a_server_that_never_answers_its_health_fails_in_words():
+    assert "0 answers" in str(replace(GOOD, health=Health([], ["refused"])))
+
+
+def test_a_server_that_does_not_end_is_killed(monkeypatch):
+    monkeypatch.setattr(serving_soak, "_END_SECONDS", 0.2)
+    program = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('x', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as server:
+        server.stdout.readline()
+        assert serving_soak._end(server) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from vllm_teach.engine.events import LogEntry, Scheduled, StepEnded
@@ -46,12 +46,38 @@ def block_history(log: Iterable[LogEntry]) -> list[BlocksHeld]:
     return history
 
 
-def _follow(holders: dict[int, set[int]], event: object) -> None:
-    """Bring `holders` up to date with one event."""
+@dataclass(frozen=True)
+class BlocksCounted:
+    """At `time`: how many blocks one table alone holds, and how many are in several."""
+
+    time: float
+    own: int
+    shared: int
+
+
+def count_blocks(log: Iterable[LogEntry]) -> Iterator[BlocksCounted]:
+    """Yield how many blocks were held whenever `block_history` says which, in time that the events alone determine."""
+    holders: dict[int, set[int]] = {}
+    shared: set[int] = set()
+    planned = 0
+    for step, time, event in log:
+        for block in _follow(holders, event):
+            if len(holders.get(block, ())) > 1:
+                shared.add(block)
+            else:
+                shared.discard(block)
+        if (isinstance(event, Scheduled) and step != planned) or isinstance(event, StepEnded):
+            planned = step
+            yield BlocksCounted(time, len(holders) - len(shared), len(shared))
+
+
+def _follow(holders: dict[int, set[int]], event: object) -> Iterable[int]:
+    """Bring `holders` up to date with one event; return the blocks it was about."""
     match event:
         case Allocated(seq_id, blocks) | Shared(seq_id, blocks):
             for block in blocks:
                 holders.setdefault(block, set()).add(seq_id)
+            return blocks
         case Freed(seq_id, blocks):
             for block in blocks:
                 left = holders.get(block, set()) - {seq_id}
@@ -59,6 +85,9 @@ def _follow(holders: dict[int, set[int]], event: object) -> None:
                     holders[block] = left
                 else:
                     holders.pop(block, None)
+            return blocks
         case Moved(pairs):
             moved = {after: holders.pop(before) for before, after in pairs if before in holders}
             holders.update(moved)
+            return {block for pair in pairs for block in pair}
+    return ()

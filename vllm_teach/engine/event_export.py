@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from vllm_teach.engine.block_history import BlocksHeld, block_history
+from vllm_teach.engine.block_history import BlocksCounted, count_blocks
 from vllm_teach.engine.events import LogEntry
 from vllm_teach.engine.phases import PHASES, Chunk, Phase, StepSpan, Story, read_story
 from vllm_teach.errors import InvalidArgumentError
@@ -51,7 +51,7 @@ def chrome_trace(log: Iterable[LogEntry]) -> dict[str, Any]:
     events = _names(story)
     for step in story.steps:
         events += [_step(step, zero), *_counters(step, zero)]
-    events += [_blocks(held, zero) for held in block_history(entries)]
+    events += [_blocks(counted, zero) for counted in count_blocks(entries)]
     events += [_phase(phase, zero, story) for phase in story.phases]
     events += [_chunk(chunk, zero) for chunk in story.chunks if chunk.phase == "prefill"]
     return {"traceEvents": events, "displayTimeUnit": "ms"}
@@ -136,9 +136,9 @@ def _counters(step: StepSpan, zero: float) -> list[dict[str, Any]]:
     return [_counter(name, ts, args) for name, args in values.items()]
 
 
-def _blocks(held: BlocksHeld, zero: float) -> dict[str, Any]:
-    shared = held.num_shared
-    return _counter("KV blocks", _microseconds(held.time - zero), {"own": len(held.holders) - shared, "shared": shared})
+def _blocks(counted: BlocksCounted, zero: float) -> dict[str, Any]:
+    args = {"own": counted.own, "shared": counted.shared}
+    return _counter("KV blocks", _microseconds(counted.time - zero), args)
 
 
 def _counter(name: str, ts: float, args: dict[str, int]) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def read_prompt(prompt: Prompt, tokenizer: EngineTokenizer, vocab_size: int) -> 
     """
     text, token_ids, salt = _parts(prompt)
     if token_ids is None:
-        token_ids = _encode(text, tokenizer) if text else []
+        token_ids = encode_text(text, tokenizer) if text else []
     for token_id in token_ids:
         if not _is_whole(token_id) or not 0 <= token_id < vocab_size:
             mixed = not _is_whole(token_id) and any(map(_is_whole, token_ids))
@@ -116,9 +116,15 @@ def _parts(prompt: Prompt) -> tuple[str | None, Sequence[int] | None, str | None
     return text, token_ids, salt
 
 
-def _encode(text: str, tokenizer: EngineTokenizer) -> list[int]:
+def encode_text(text: str, tokenizer: EngineTokenizer, *, add_special_tokens: bool = True) -> list[int]:
+    """Return the ids of `text`, with what the model wants around one unless `add_special_tokens` is False.
+
+    Raises InvalidArgumentError for what is no text, and EngineError when the tokenizer fails on it.
+    """
     try:
-        return list(tokenizer.encode(text))
+        # A tokenizer that knows no such tokens need not know the argument.
+        ids = tokenizer.encode(text) if add_special_tokens else tokenizer.encode(text, add_special_tokens=False)
+        return list(ids)
     except VllmTeachError:
         raise
     except Exception as error:
@@ -141,4 +147,5 @@ def _typed(error: Exception, what: str, texts: list[str]) -> VllmTeachError:
 
 
 def _is_whole(value: object) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)
+    # Nearly always an int, and a prompt has many; what else is whole, as NumPy's numbers are, takes longer to see.
+    return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))

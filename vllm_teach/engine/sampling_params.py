@@ -20,6 +20,9 @@ from vllm_teach.engine.field_checks import (
 GREEDY_BELOW = 1e-5
 MOST_COMPLETIONS = 16_384  # vLLM's default limit
 MOST_BIAS = 100  # OpenAI's and vLLM's
+# Logits up to 1e23 stay within float32's range, which ends at 3.4e38, by these and the least temperature together.
+LEAST_PENALTY, MOST_PENALTY = 1e-10, 1e10
+MOST_TEMPERATURE = 1e38
 
 
 @dataclass
@@ -28,11 +31,12 @@ class SamplingParams:
 
     - `n`: independent completions of the prompt, at most 16,384.
     - `temperature`: divides the logits; below 1e-5 the most likely token is taken (greedy). Any
-      other is used as it is, and float32 holds the quotients; vLLM raises what lies between 1e-5 and 0.01 to 0.01.
+      other, up to 1e38, is used as it is; vLLM raises what lies between 1e-5 and 0.01 to 0.01.
     - `top_k`: keep the k most likely tokens; 0 or -1 keeps all. `top_p`: then keep the fewest tokens whose probability
       reaches p. `min_p`: keep tokens at least min_p times as likely as the most likely one.
     - `presence_penalty`, `frequency_penalty`: subtracted from the logit of each token already generated, once or per
-      occurrence. `repetition_penalty`: divides (negative: multiplies) the logit of each token in prompt or output.
+      occurrence. `repetition_penalty`: divides (negative: multiplies) the logit of each token in prompt or output. It
+      lies between 1e-10 and 1e10, so that float32 holds the quotients.
     - `logit_bias`: token id -> what is added to its logit, from -100 to 100 (OpenAI's range), before the penalties.
     - `seed`: makes the request repeatable whatever runs beside it; None draws from the engine's own seed.
     - `stop`: strings that end the text; `stop_token_ids`: tokens that do; `ignore_eos`: go on after end-of-sequence.
@@ -70,9 +74,10 @@ class SamplingParams:
         check_whole("n", self.n, 1, MOST_COMPLETIONS, hint=f"use a whole number from 1 to {MOST_COMPLETIONS}")
         check_number("presence_penalty", self.presence_penalty, -2.0, 2.0, hint="use a number from -2 to 2")
         check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0, hint="use a number from -2 to 2")
-        hint = "use a number above 0 (1: off)"
-        check_number("repetition_penalty", self.repetition_penalty, 0.0, open_low=True, hint=hint)
+        hint = f"use a number from {LEAST_PENALTY:g} to {MOST_PENALTY:g} (1: off)"
+        check_number("repetition_penalty", self.repetition_penalty, LEAST_PENALTY, MOST_PENALTY, hint=hint)
         check_number("temperature", self.temperature, 0.0, hint="use 0 for greedy decoding or a positive number")
+        check_number("temperature", self.temperature, 0.0, MOST_TEMPERATURE, hint=f"use at most {MOST_TEMPERATURE:g}")
         check_number("top_p", self.top_p, 0.0, 1.0, open_low=True, hint="use a number above 0 and at most 1 (1: off)")
         check_whole("top_k", self.top_k, -1, hint="use a whole number from 1, or 0 or -1 to keep all tokens")
         check_number("min_p", self.min_p, 0.0, 1.0, hint="use a number from 0 (off) to 1")

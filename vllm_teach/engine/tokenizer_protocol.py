@@ -22,8 +22,8 @@ class EngineTokenizer(Decodes, Protocol):
         """Every id that ends a text."""
         ...
 
-    def encode(self, text: str) -> list[int]:
-        """Return the ids of `text`."""
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Return the ids of `text`, with what the model wants around one (BOS, say) unless that is False."""
         ...
 
     def apply_chat_template(self, messages: list[dict[str, str]]) -> list[int]:

@@ -14,14 +14,13 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.request
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 import psutil
-from prometheus_client.parser import text_string_to_metric_families
 
 from vllm_teach import LLM, SamplingParams
+from vllm_teach.errors import EngineDeadError
 from vllm_teach.kvcache.length_mix import LengthMix
 from vllm_teach.models import load_tokenizer, resolve_model
 from vllm_teach.performance.load_test.arrivals import ClosedLoop
@@ -30,11 +29,12 @@ from vllm_teach.performance.load_test.plan import LoadPlan
 from vllm_teach.performance.load_test.prompts import PromptSource, load_text_ids
 from vllm_teach.performance.load_test.record import ANSWERED, RequestRecord
 from vllm_teach.performance.load_test.target import LocalCodec, Target
+from vllm_teach.serving.metrics.scrape import fetch, scrape
 
 _CONTEXT = 512
-_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # to this machine through no proxy
 _POLL_SECONDS = 0.1
 _SETTLE_SECONDS = 30.0
+_END_SECONDS = 60.0
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Health:
         while True:
             started = time.perf_counter()
             try:
-                await asyncio.to_thread(_get, url)
+                await asyncio.to_thread(fetch, url)
                 self.seconds.append(time.perf_counter() - started)
             except OSError as error:
                 self.failures.append(str(error))
@@ -93,7 +93,7 @@ class SoakReport:
 
     def __str__(self) -> str:
         mib = [each / 2**20 for each in self.memory]
-        waits = sorted(self.health.seconds)
+        waits = self.health.seconds
         return "\n".join(
             [
                 f"outcomes: {self.outcomes}; failures: {self.failures[:3] or 'none'}",
@@ -101,7 +101,7 @@ class SoakReport:
                 f"share of the KV cache held at the end: {self.held:g}",
                 f"memory after a fifth and after all: {mib[0]:.0f} and {mib[1]:.0f} MiB ({self.growth:+.1%})",
                 f"event loop's lag, 99th percentile: at most {1000 * self.lag_p99:g} ms",
-                f"/health: {len(waits)} answers, the slowest after {1000 * waits[-1]:.0f} ms, "
+                f"/health: {len(waits)} answers, the slowest after {1000 * max(waits, default=0):.0f} ms, "
                 f"{len(self.health.failures)} failures",
                 f"exit status after SIGTERM: {self.exit_status}",
                 "passed" if self.passed() else "FAILED",
@@ -110,21 +110,26 @@ class SoakReport:
 
 
 def run_soak(model: str, requests: int, clients: int, *, seed: int = 0, progress: bool = True) -> SoakReport:
-    """Serve `model` in float32, send it `requests` from `clients` at once, and compare. Ends the server."""
+    """Serve `model` in float32, send it `requests` from `clients` at once, and compare. Ends the server.
+
+    Raises EngineDeadError when it does not start.
+    """
     command = [sys.executable, "-m", "vllm_teach.cli", "serve", "--model", model, "--dtype", "float32", "--port", "0"]
     command += ["--max-queue", str(clients)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None
-            url = server.stdout.readline().rsplit(maxsplit=1)[-1]
+            line = server.stdout.readline()
+            if not line:
+                raise EngineDeadError(f"the server of model={model!r} has not started: its standard error says why.")
+            url = line.rsplit(maxsplit=1)[-1]
             plan = LoadPlan(
                 ClosedLoop(clients), requests, _mix(), seed=seed, warm_up=20, abort_share=0.1, malformed_share=0.05
             )
             records, memory, health = asyncio.run(_load(url, plan, psutil.Process(server.pid), progress))
             held, lag = _settle(url)
         finally:
-            server.send_signal(signal.SIGTERM)
-            exit_status = server.wait(60)
+            exit_status = _end(server)
     outcomes = {
         name: sum(record.outcome == name for record in records) for name in sorted({r.outcome for r in records})
     }
@@ -132,6 +137,16 @@ def run_soak(model: str, requests: int, clients: int, *, seed: int = 0, progress
     answered = [record for record in records if record.outcome == ANSWERED]
     wrong = _unlike_offline(model, plan, answered, progress)
     return SoakReport(outcomes, failures, len(answered), wrong, held, memory, lag, health, exit_status)
+
+
+def _end(server: subprocess.Popen[str]) -> int:
+    """Tell the server to end; return its exit status, which tells if it had to be killed."""
+    server.send_signal(signal.SIGTERM)
+    try:
+        return server.wait(_END_SECONDS)
+    except subprocess.TimeoutExpired:
+        server.kill()
+        return server.wait()
 
 
 def _mix() -> LengthMix:
@@ -146,7 +161,7 @@ async def _load(
 
     def note(record: RequestRecord) -> None:
         records.append(record)
-        if len(records) in (plan.num_requests // 5, plan.num_requests):
+        if len(records) in (max(1, plan.num_requests // 5), plan.num_requests):
             processes = [server, *server.children(recursive=True)]
             memory.append(sum(each.memory_info().rss for each in processes))
         if progress and len(records) % 500 == 0:
@@ -159,20 +174,20 @@ async def _load(
     watching.cancel()
     with suppress(asyncio.CancelledError):
         await watching
-    return records, (memory[0], memory[1]), health
+    return records, (memory[0], memory[-1]), health
 
 
 def _settle(url: str) -> tuple[float, float]:
     """Return the share of the cache that is held when nobody is there any more, and the lag's 99th percentile."""
     deadline = time.monotonic() + _SETTLE_SECONDS
     while True:
-        samples = _samples(url)
-        held = sum(value for name, _, value in samples if name == "vllm:kv_cache_usage_perc")
+        page = scrape(url)
+        held = page.value("vllm:kv_cache_usage_perc")
         if not held or time.monotonic() > deadline:
             break
         time.sleep(_POLL_SECONDS)
-    buckets = [(float(le), count) for name, le, count in samples if name == "vllm_teach:event_loop_lag_seconds_bucket"]
-    total = max(count for _, count in buckets)
+    buckets = page.buckets("vllm_teach:event_loop_lag_seconds")
+    _, total = buckets[-1]
     return held, min(bound for bound, count in buckets if count >= 0.99 * total)
 
 
@@ -188,16 +203,6 @@ def _unlike_offline(model: str, plan: LoadPlan, answered: list[RequestRecord], p
     return [
         record.index for record, output in zip(answered, outputs, strict=True) if record.text != output.outputs[0].text
     ]
-
-
-def _samples(url: str) -> list[tuple[str, str, float]]:
-    families = text_string_to_metric_families(_get(f"{url}/metrics").decode())
-    return [(each.name, each.labels.get("le", ""), each.value) for family in families for each in family.samples]
-
-
-def _get(url: str) -> bytes:
-    with _DIRECT.open(url, timeout=10) as answer:
-        return answer.read()
 
 
 def main() -> int:

@@ -4,7 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_teach.engine.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from vllm_teach.serving.async_engine import deltas as deltas_module
 from vllm_teach.serving.async_engine.deltas import Answer, Progress, merge
+from vllm_teach.serving.async_engine.messages import CompletionDelta, RequestDelta
 
 PROMPT = {"prompt_token_ids": [5, 6, 7], "prompt": "p", "cache_salt": None}
 
@@ -91,6 +93,22 @@ def test_each_delta_counts_the_tokens_of_all_completions_so_far():
         progress.advance(output).num_generation_tokens for output in snapshots([["a", "b"], ["c"]], False, [0, 1, 0])
     ]
     assert counts == [1, 2, 3]
+
+
+def test_thousands_of_deltas_are_joined_at_once(monkeypatch):
+    """Joined one by one, each would be copied with every later one, while the event loop stands still."""
+    made = []
+
+    def count(*fields):
+        made.append(fields)
+        return CompletionDelta(*fields)
+
+    monkeypatch.setattr(deltas_module, "CompletionDelta", count)
+    pieces = [RequestDelta("r", (CompletionDelta(index % 2, "x", (index,)),)) for index in range(5000)]
+    first, second = merge(pieces).completions
+    assert len(made) == 2
+    assert (first.text, second.text) == ("x" * 2500, "x" * 2500)
+    assert (first.token_ids, second.token_ids) == (tuple(range(0, 5000, 2)), tuple(range(1, 5000, 2)))
 
 
 def test_prompt_logprobs_come_once_and_not_before_they_are_whole():

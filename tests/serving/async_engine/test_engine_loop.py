@@ -5,18 +5,17 @@ from queue import SimpleQueue
 import pytest
 
 from vllm_teach import SamplingParams
-from vllm_teach.errors import EngineDeadError, EngineError, InvalidArgumentError, ModelNotFoundError, PromptTooLongError
+from vllm_teach.errors import EngineDeadError, EngineError, InvalidArgumentError, PromptTooLongError
 from vllm_teach.serving.async_engine.deltas import Answer
-from vllm_teach.serving.async_engine.engine_loop import EngineLoop, serve_engine
+from vllm_teach.serving.async_engine.engine_loop import EngineLoop
 from vllm_teach.serving.async_engine.messages import (
     AbortRequest,
     AddRequest,
-    EngineFailed,
-    EngineReady,
-    EngineUpdate,
     ResetPrefixCache,
     StopEngine,
 )
+from vllm_teach.serving.metrics.step_reporter import StepReporter
+from vllm_teach.serving.metrics.token_latencies import TokenLatencies
 
 LONG = SamplingParams(seed=1, max_tokens=40, ignore_eos=True)
 
@@ -32,10 +31,10 @@ def add(request_id, token_ids=(5, 6, 7), params=LONG, **more):
 class Session:
     """Runs a loop: `script` maps an update's number to messages that arrive just then; idle, it is stopped."""
 
-    def __init__(self, llm, first, script=None, report=None):
+    def __init__(self, llm, first, script=None, reporter=None):
         self.llm, self.script, self.updates = llm, script or {}, []
         self.inbox = SimpleQueue()
-        self.loop = EngineLoop(llm.engine, self.inbox, self.take, report)
+        self.loop = EngineLoop(llm.engine, self.inbox, self.take, reporter)
         for message in first:
             self.inbox.put(message)
 
@@ -241,11 +240,15 @@ def test_figures_come_when_it_goes_idle_and_not_with_each_step(tiny_llm, monkeyp
     now = [0.0]
     monkeypatch.setattr("vllm_teach.serving.async_engine.engine_loop.time.monotonic", lambda: now[0])
 
-    def report():
-        reports.append(len(session.updates))
-        return f"report {len(reports)}"
+    class Reporter:
+        latencies = TokenLatencies()
 
-    session = Session(tiny_llm, [add("a", params=SamplingParams(max_tokens=20, ignore_eos=True))], report=report)
+        def report(self):
+            reports.append(len(session.updates))
+            return f"report {len(reports)}"
+
+    first = [add("a", params=SamplingParams(max_tokens=20, ignore_eos=True))]
+    session = Session(tiny_llm, first, reporter=Reporter())
     take = session.take
 
     def later(update):
@@ -256,6 +259,24 @@ def test_figures_come_when_it_goes_idle_and_not_with_each_step(tiny_llm, monkeyp
     session.run()
     assert [index for index, update in enumerate(session.updates) if update.report is not None] == reports
     assert reports == [0, 4, 8, 12, 16, 19, 20]  # every 0.12 s; when it has ended; when it was told to stop
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_each_token_is_timed_as_it_comes_whoever_reads_it(tiny_llm, whole):
+    reporter, seen = StepReporter(tiny_llm.engine), []
+    params = SamplingParams(n=2, seed=1, max_tokens=5, ignore_eos=True)
+    session = Session(tiny_llm, [add("a", params=params, whole=whole), add("b", whole=whole)], reporter=reporter)
+    session.script = {8: [AbortRequest("b")]}
+    take = session.take
+
+    def look(update):
+        seen.append(tuple(sum(each.read().counts) for each in (reporter.latencies.first, reporter.latencies.between)))
+        take(update)
+
+    session.loop.send = look
+    session.run()
+    # Five tokens of a, whose completions get theirs together, and eight of b. A token more of b is not waited for.
+    assert seen[:9] == [(2, 0), (2, 2), (2, 4), (2, 6), (2, 8), (2, 9), (2, 10), (2, 11), (2, 11)]
 
 
 def test_a_request_is_as_old_as_the_server_says(tiny_llm):
@@ -288,39 +309,3 @@ def test_other_threads_may_use_the_engine_only_while_it_is_idle(tiny_llm):
     assert all("used by another thread" in each for each in found)
     use()
     assert found[-1] is True
-
-
-def test_serving_begins_with_what_is_to_know_and_ends_with_stop(tiny_llm):
-    from contextlib import nullcontext
-
-    inbox, sent = SimpleQueue(), []
-    for message in (add("a", params=SamplingParams(max_tokens=1)), StopEngine()):
-        inbox.put(message)
-    serve_engine(lambda: nullcontext(tiny_llm), "tiny", inbox, sent.append)
-    ready, update = sent
-    shape = tiny_llm.model.config
-    assert isinstance(ready, EngineReady)
-    assert (ready.model, ready.dtype, ready.device, ready.num_blocks, ready.block_size) == (
-        "tiny",
-        "float32",
-        "cpu",
-        200,
-        4,
-    )
-    assert (ready.vocab_size, ready.max_model_len) == (shape.vocab_size, tiny_llm.engine.max_model_len)
-    assert isinstance(update, EngineUpdate)
-
-
-@pytest.mark.parametrize(
-    ("raised", "kind"),
-    [(ModelNotFoundError("no such model: check."), ModelNotFoundError), (RuntimeError("x"), EngineDeadError)],
-)
-def test_what_fails_in_loading_is_told(raised, kind):
-    def load():
-        raise raised
-
-    sent = []
-    serve_engine(load, "tiny", SimpleQueue(), sent.append)
-    assert [type(each) for each in sent] == [EngineFailed]
-    assert type(sent[0].error) is kind
-    assert str(raised) in str(sent[0].error)

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-import torch
 
 from vllm_teach.engine.llm import LLM
 from vllm_teach.engine.outputs import Logprob
@@ -18,7 +17,8 @@ from vllm_teach.errors import EngineDeadError, VllmTeachError
 from vllm_teach.serving.async_engine.async_engine import AsyncLLMEngine
 from vllm_teach.serving.async_engine.messages import CompletionDelta, EngineReady, RequestDelta
 from vllm_teach.serving.http.app import create_app
-from vllm_teach.serving.http.server import DrainingServer, ServerSettings, address_of, bind, run, serve
+from vllm_teach.serving.http.draining_server import DrainingServer
+from vllm_teach.serving.http.server import ServerSettings, address_of, bind, run, serve
 from vllm_teach.serving.http.settings import AppSettings
 from vllm_teach.serving.metrics.server_metrics import ServerMetrics
 
@@ -225,12 +225,13 @@ def scripted() -> Callable[..., tuple[Ask, ScriptedEngine]]:
 class RunningServer:
     """A server on a free port of loopback, in a thread with an event loop of its own."""
 
-    def __init__(self, engine: AsyncLLMEngine, app_settings: AppSettings, server_settings: ServerSettings) -> None:
+    def __init__(
+        self, engine: AsyncLLMEngine, app_settings: AppSettings, server_settings: ServerSettings, metrics: ServerMetrics
+    ) -> None:
         self.engine, self.serving = engine, threading.Event()
-        self.metrics = ServerMetrics("tiny")
         sock = bind("127.0.0.1", 0)
         self.url, self.address = address_of(sock), sock.getsockname()
-        settings = (app_settings, server_settings, self.metrics)
+        settings = (app_settings, server_settings, metrics)
 
         async def work() -> None:
             self.loop = asyncio.get_running_loop()
@@ -271,14 +272,6 @@ class RunningServer:
         assert not self.thread.is_alive()
 
 
-@pytest.fixture(scope="session", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def load_tiny() -> LLM:
     """The tiny model, with a chat template, which its files lack."""
     llm = LLM("tiny", dtype="float32", num_kv_blocks=512)
@@ -298,9 +291,8 @@ def serve_scripted() -> Iterator[Callable[..., RunningServer]]:
     servers = []
 
     def make(scripts: list[Any], settings: ServerSettings | None = None, **app_settings: Any) -> RunningServer:
-        servers.append(
-            RunningServer(ScriptedEngine(scripts), AppSettings(**app_settings), settings or ServerSettings())
-        )
+        engine, app, metrics = ScriptedEngine(scripts), AppSettings(**app_settings), ServerMetrics("scripted")
+        servers.append(RunningServer(engine, app, settings or ServerSettings(), metrics))
         return servers[-1]
 
     yield make
@@ -314,8 +306,9 @@ def make_server() -> Iterator[Callable[..., RunningServer]]:
     servers = []
 
     def make(server_settings: ServerSettings | None = None, **app_settings: Any) -> RunningServer:
-        settings = AppSettings(**{"served_model_names": ("tiny",), **app_settings})
-        servers.append(RunningServer(AsyncLLMEngine.of(load_tiny()), settings, server_settings or ServerSettings()))
+        settings, metrics = AppSettings(**{"served_model_names": ("tiny",), **app_settings}), ServerMetrics("tiny")
+        engine = AsyncLLMEngine.of(load_tiny(), on_report=metrics.on_report, on_finished=metrics.on_finished)
+        servers.append(RunningServer(engine, settings, server_settings or ServerSettings(), metrics))
         return servers[-1]
 
     yield make

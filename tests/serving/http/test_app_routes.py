@@ -4,6 +4,7 @@ import httpx
 import pytest
 
 from vllm_teach.errors import EngineDeadError
+from vllm_teach.serving.metrics.scrape import scrape, scrape_until
 from vllm_teach.serving.metrics.server_metrics import ServerMetrics
 from vllm_teach.version import __version__
 
@@ -31,9 +32,26 @@ def test_tokenize_takes_a_conversation_an_empty_text_and_a_long_one(scripted):
 
 
 @pytest.mark.parametrize(
+    ("fields", "first"), [({}, 1), ({"add_special_tokens": True}, 1), ({"add_special_tokens": False}, 65)]
+)
+def test_special_tokens_around_a_prompt_are_added_unless_they_are_not_wanted(scripted, fields, first):
+    ask, engine = scripted()
+    encode = engine.tokenizer.encode
+    engine.tokenizer.encode = lambda text, add_special_tokens=True: [1] * add_special_tokens + encode(text)
+    assert ask("POST", "/tokenize", {"prompt": "A", **fields}).json()["tokens"][0] == first
+    assert ask("POST", "/tokenize", {"prompt": "", **fields}).json()["count"] == (first == 1)
+
+
+@pytest.mark.parametrize(
     ("path", "body", "param"),
     [
         ("/tokenize", {}, "prompt"),
+        (
+            "/tokenize",
+            {"messages": [{"role": "user", "content": "A"}], "add_special_tokens": True},
+            "add_special_tokens",
+        ),
+        ("/tokenize", {"prompt": "\ud800"}, None),
         ("/tokenize", {"prompt": "a", "messages": [{"role": "user", "content": "A"}]}, "prompt"),
         ("/tokenize", {"prompt": 5}, "prompt"),
         ("/detokenize", {}, "tokens"),
@@ -94,15 +112,14 @@ def test_a_request_keeps_its_name_or_gets_one(scripted):
 
 
 def test_metrics_are_what_the_engine_did(tiny_server):
-    before = tiny_server.engine
-    assert before.num_running == 0
-    assert httpx.post(tiny_server.url + "/generate", json={"prompt": "The sea", "max_len": 3}, timeout=60).is_success
-    answer = httpx.get(tiny_server.url + "/metrics")
-    assert answer.headers["content-type"].startswith("text/plain")
-    assert (
-        'http_requests_total{engine="0",handler="/generate",method="POST",model_name="tiny",status="200"}'
-        in answer.text
-    )
+    before = scrape(tiny_server.url)
+    body = {"prompt": "The sea", "max_len": 3, "ignore_eos": True}
+    assert httpx.post(tiny_server.url + "/generate", json=body, timeout=60).is_success
+    made = before.value("vllm:generation_tokens_total") + 3
+    after = scrape_until(tiny_server.url, lambda page: page.value("vllm:generation_tokens_total") == made)
+    assert after.value("http_requests_total", handler="/generate", method="POST", status="200") == 1
+    assert after.value("vllm:time_to_first_token_seconds_count") == 1
+    assert httpx.get(tiny_server.url + "/metrics").headers["content-type"].startswith("text/plain")
 
 
 def test_the_openapi_document_describes_every_route(scripted):

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+import time
 from urllib.error import URLError
 from urllib.request import Request, urlopen
 
@@ -41,9 +42,32 @@ def test_it_serves_and_ends_and_the_engine_is_free_again(llm: LLM) -> None:
     assert not [thread for thread in threading.enumerate() if thread.name == "vllm-teach server"]
 
 
+def test_a_model_without_another_name_is_called_as_it_was_asked_for(llm: LLM) -> None:
+    with BackgroundServer(llm) as server:
+        assert complete(server.url)["model"] == "tiny"
+        assert scrape(server.url).value("vllm_teach:engine_up", model_name="tiny") == 1
+
+
 def test_a_port_that_is_taken(llm: LLM) -> None:
     with BackgroundServer(llm) as server, pytest.raises(InvalidArgumentError, match="port="):
         BackgroundServer(llm, port=int(server.url.rpartition(":")[2]))
+
+
+def test_those_that_wait_for_a_long_step_are_counted(llm: LLM) -> None:
+    with BackgroundServer(llm) as server:
+        with llm.engine.exclusive.one_thread(wait=True):
+            asking = [threading.Thread(target=complete, args=(server.url,)) for _ in range(3)]
+            for thread in asking:
+                thread.start()
+            end = time.monotonic() + 60
+            while server.num_waiting < 3 and time.monotonic() < end:
+                time.sleep(0.01)
+            assert server.num_waiting == 3
+        for thread in asking:
+            thread.join()
+        assert server.num_waiting == 0
+        # All three came while the step lasted, so they share every step from then on.
+        assert scrape(server.url).value("vllm:iteration_tokens_total_count") == 6
 
 
 def test_scrapes_over_time_and_one_that_never_comes(llm: LLM) -> None:

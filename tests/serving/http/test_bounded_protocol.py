@@ -1,10 +1,12 @@
-"""Connections that send half a request, or none, or what is no HTTP."""
+"""Connections that send half a request, or none, or too much of one, or what is no HTTP."""
 
+import contextlib
 import json
 import socket
 
 import pytest
 
+from vllm_teach.serving.http.bounded_protocol import MOST_HEADER_BYTES
 from vllm_teach.serving.http.server import ServerSettings
 
 GET = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -61,6 +63,65 @@ def test_a_request_in_time_is_answered_however_long_that_takes(impatient):
         status, answer = read_answer(connection)
         assert status == 200
         assert answer["text"]
+
+
+POST = b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+CHUNKED = POST + b"transfer-encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "head", [b"GET /health HTTP/1.1\r\nx-a: ", b"GET /", CHUNKED + b"0\r\nx-a: ", CHUNKED + b"1;a="]
+)
+def test_headers_without_end_are_refused_and_not_kept(impatient, head):
+    with socket.create_connection(impatient.address, timeout=30) as connection:
+        connection.sendall(head)
+        with contextlib.suppress(ConnectionError):  # the server has closed it, or does while this writes
+            for _ in range(1000):
+                connection.sendall(b"a" * 10_000)
+            pytest.fail("ten megabytes of headers were taken")
+        with contextlib.suppress(ConnectionError):
+            assert connection.recv(12) in (b"", b"HTTP/1.1 431")
+
+
+def test_headers_that_are_a_little_too_large_are_told_so(impatient):
+    with socket.create_connection(impatient.address, timeout=30) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nx-a: " + b"a" * MOST_HEADER_BYTES)
+        impatient.until(
+            lambda: any(each._num_bytes > MOST_HEADER_BYTES for each in impatient.server.server_state.connections)
+        )
+        connection.sendall(b"a")
+        status, body = read_answer(connection)
+    assert (status, body["error"]["code"]) == (431, "headers_too_large")
+
+
+def test_a_large_body_in_small_chunks_is_no_header(impatient):
+    body = json.dumps({"prompt": "A" * 40_000, "max_tokens": 1}).encode()
+    with socket.create_connection(impatient.address, timeout=30) as connection:
+        connection.sendall(CHUNKED + b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n")
+        status, answer = read_answer(connection)
+    assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+
+
+def test_what_is_no_http_waits_for_the_answer_to_what_came_before_it(impatient):
+    body = json.dumps({"prompt": "The sea", "max_tokens": 50, "ignore_eos": True}).encode()
+    with socket.create_connection(impatient.address, timeout=30) as connection:
+        connection.sendall(POST + b"content-length: %d\r\n\r\n" % len(body) + body + b"no HTTP\r\n\r\n")
+        assert read_answer(connection)[0] == 200
+        assert connection.recv(100) == b""
+
+
+def test_an_upgrade_that_loses_the_body_is_told_so_and_the_connection_ends(impatient):
+    """As Java's client asks for it with its first request. The parser passes neither its body on nor a further one."""
+    upgrade = b"connection: upgrade\r\nupgrade: h2c\r\n"
+    with socket.create_connection(impatient.address, timeout=30) as connection:
+        connection.sendall(POST + upgrade + b"content-length: 15\r\n\r\n" + b'{"prompt": "A"}')
+        status, body = read_answer(connection)
+        assert (status, "'Upgrade'" in body["error"]["message"]) == (400, True)
+        assert connection.recv(100) == b""
+    with socket.create_connection(impatient.address, timeout=30) as connection:
+        connection.sendall(GET[:-2] + upgrade + b"\r\n")
+        assert read_answer(connection) == (200, {"status": "ok"})
+        assert connection.recv(100) == b""
 
 
 @pytest.mark.parametrize("sent", [b"hello\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc", b"GET / HTTP/9.9\r\n\r\n"])

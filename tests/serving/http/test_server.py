@@ -8,13 +8,13 @@ import httpx
 import pytest
 
 from vllm_teach.errors import InvalidArgumentError
-from vllm_teach.serving.http import server
+from vllm_teach.serving.http import draining_server
 from vllm_teach.serving.http.request_ids import new_id
 from vllm_teach.serving.http.server import ServerSettings, bind
 
 
 def test_a_client_that_never_reads_cannot_keep_the_server_from_ending(serve_scripted, says, monkeypatch):
-    monkeypatch.setattr(server, "_LAST_WORDS", 0.1)
+    monkeypatch.setattr(draining_server, "_LAST_WORDS", 0.1)
     running = serve_scripted([[says("x" * 50_000)] * 2000], ServerSettings(drain_timeout=0.1))
     body = json.dumps({"prompt": "A", "stream": True}).encode()
     head = b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(

@@ -49,9 +49,9 @@ class Ledger:
     def _take(self, time: float, event) -> None:
         match event:
             case Arrived(seq, prompt, forks):
-                self.arrived[seq], self.state[seq] = (time, prompt), "waiting"
+                self.arrived[seq] = (time, prompt)
                 for child in range(seq, seq + forks + 1):
-                    self.parent[child], self.known[child] = seq, prompt
+                    self.parent[child], self.known[child], self.state[child] = seq, prompt, "waiting"
             case Admitted(seq, cached, resumed):
                 self.state[seq], self.computed[seq] = "running", cached
                 self.admitted.setdefault(self.parent[seq], time)

@@ -67,6 +67,35 @@ def test_what_clients_got_is_what_the_metrics_say(tiny_llm) -> None:
     assert found["vllm_teach:engine_starts_total",] == 1
 
 
+def test_a_request_that_runs_shows_in_the_latencies_and_what_was_before_it_was_served_does_not(tiny_llm) -> None:
+    params = SamplingParams(max_tokens=150, ignore_eos=True)
+    tiny_llm.generate([7, 8, 9], params, use_tqdm=False)
+    metrics, seen = ServerMetrics("tiny"), []
+
+    async def serve() -> None:
+        engine = AsyncLLMEngine.of(tiny_llm, on_report=metrics.on_report, on_finished=metrics.on_finished)
+        metrics.on_ready(await engine.start())
+        try:
+            async with engine.submit([7, 8, 9], params, whole=True) as stream:
+                while not seen:
+                    found = read(metrics)
+                    if found["vllm:time_to_first_token_seconds_count",]:
+                        seen.append((engine.num_running, found))
+                    await asyncio.sleep(0)
+                await stream.aclose()
+            await engine.drain(60)
+        finally:
+            await engine.stop()
+
+    asyncio.run(serve())
+    ((running, found),) = seen
+    assert running == 1
+    assert found["vllm:time_to_first_token_seconds_count",] == 1
+    assert found["vllm:request_queue_time_seconds_count",] == 0
+    assert found["vllm:generation_tokens_total",] < 150
+    assert found["vllm:generation_tokens_total",] == found["vllm:inter_token_latency_seconds_count",] + 1
+
+
 def test_an_engine_that_dies_leaves_errors_of_that_kind(tiny_llm, monkeypatch) -> None:
     metrics = ServerMetrics("tiny")
 

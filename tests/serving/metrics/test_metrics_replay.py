@@ -64,7 +64,10 @@ class Run:
         """Yield the last deltas of what each step ended, until nothing is left to do."""
         while count and self.engine.has_unfinished_requests():
             self.clock.now += BETWEEN
-            yield [last_delta(output) for output in self.engine.step() if output.finished]
+            began, outputs = self.clock.now, self.engine.step()
+            for output in outputs:
+                self.reporter.latencies.add(output.metrics, began)
+            yield [last_delta(output) for output in outputs if output.finished]
             count -= 1
 
 
@@ -149,11 +152,20 @@ def check_moment(series: Series, log, run: Run, began: float) -> None:
     recent = sum(moment > log.now - 10 for moment in log.generated)
     assert series["vllm_tokens_per_sec"] == pytest.approx(recent / min(10, log.now - began))
     assert series["vllm_teach:tokens_per_second_per_device"] == series["vllm_tokens_per_sec"]
+    check_token_latencies(series, log)
     if not log.caching:  # else some that nobody holds are not free, and the log does not say which
         free = [block for block in range(blocks) if block not in held]
         runs = "".join("." if block in free else "x" for block in range(blocks)).split("x")
         external = 1 - max(map(len, runs)) / len(free) if free else 0
         assert series["vllm_teach:kv_cache_fragmentation_ratio", "external"] == pytest.approx(external)
+
+
+def check_token_latencies(series: Series, *logs) -> None:
+    """Of every token there was, also of requests that still run."""
+    firsts = [times[0] - log.arrived[seq][0] for log in logs for seq, times in log.token_times.items()]
+    series.assert_histogram("vllm:time_to_first_token_seconds", firsts)
+    gaps = [b - a for log in logs for times in log.token_times.values() for a, b in pairwise(times)]
+    series.assert_histogram("vllm:inter_token_latency_seconds", gaps)
 
 
 def check_totals(series: Series, *logs) -> None:
@@ -190,18 +202,11 @@ def check_requests(series: Series, *logs) -> None:
 
     for reason in ("stop", "length", "abort", "error"):
         assert series["vllm:request_success_total", reason] == len(of_all(lambda log, seq: [1], reason))
-    everything = ("length", "abort")
     series.assert_histogram(
         "vllm:request_queue_time_seconds",
-        of_all(lambda log, seq: [log.admitted[seq] - log.arrived[seq][0]] if seq in log.admitted else [], *everything),
-    )
-    series.assert_histogram(
-        "vllm:time_to_first_token_seconds",
-        of_all(lambda log, seq: [time - log.arrived[seq][0] for time in log.token_times[seq][:1]], *everything),
-    )
-    series.assert_histogram(
-        "vllm:inter_token_latency_seconds",
-        of_all(lambda log, seq: [b - a for a, b in pairwise(log.token_times[seq])], *everything),
+        of_all(
+            lambda log, seq: [log.admitted[seq] - log.arrived[seq][0]] if seq in log.admitted else [], "length", "abort"
+        ),
     )
     spans = {
         "vllm:e2e_request_latency_seconds": lambda log, seq: log.ended[seq][0] - log.arrived[seq][0],
@@ -222,6 +227,7 @@ def check_requests(series: Series, *logs) -> None:
 def test_every_metric_is_what_the_event_log_says(kind: str, clock: Clock, read_log) -> None:
     run, read = Run(clock, **LIMITS[kind]), set()
     metrics, began = ServerMetrics("tiny", registry=CollectorRegistry(), clock=clock), clock.now
+    metrics.on_report(run.reporter.report())
     for ended in drive(run):
         metrics.on_report(run.reporter.report())
         for delta in ended:
@@ -251,6 +257,7 @@ def test_reports_may_be_few_and_engines_may_be_replaced(clock: Clock, read_log) 
     metrics, logs = ServerMetrics("tiny", registry=CollectorRegistry(), clock=clock), []
     for kind in ("swap", "recompute", "swap"):
         run = Run(clock, **LIMITS[kind])
+        metrics.on_report(run.reporter.report())
         for index, ended in enumerate(drive(run)):
             if index % 7 == 0:
                 metrics.on_report(run.reporter.report())
@@ -259,4 +266,5 @@ def test_reports_may_be_few_and_engines_may_be_replaced(clock: Clock, read_log) 
         metrics.on_report(run.reporter.report())
         logs.append(read_log(run.engine, clock.now))
     check_totals(Series(metrics, set()), *logs)
+    check_token_latencies(Series(metrics, set()), *logs)
     check_requests(Series(metrics, set()), *logs)

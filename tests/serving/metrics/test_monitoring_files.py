@@ -130,6 +130,12 @@ def test_the_dashboard_shows_all_that_the_articles_watch() -> None:
     }
 
 
+def test_what_is_told_of_one_engine_is_not_the_sum_over_a_fleets() -> None:
+    """Which is one instance, through whichever proxy it is asked."""
+    [query] = [each for each in queries() if "_per_device" in each]
+    assert selectors(query)[1] == {"instance", "engine"}
+
+
 def test_panels_lie_beside_one_another_with_ids_of_their_own() -> None:
     panels = DASHBOARD["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels) > 20

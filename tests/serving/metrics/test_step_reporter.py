@@ -50,6 +50,17 @@ def test_a_report_tells_of_the_last_step_and_of_all(llm: LLM) -> None:
     assert before.engine_id == last.engine_id != StepReporter(llm.engine).engine_id
 
 
+def test_completions_that_branch_off_later_wait(llm: LLM) -> None:
+    reporter, waits = StepReporter(llm.engine), []
+    for prompt in ([7] * 10, [8] * 10):
+        llm.engine.add_request(prompt, SamplingParams(n=3, seed=1, max_tokens=2, ignore_eos=True))
+    while llm.engine.has_unfinished_requests():
+        report = reporter.report()
+        waits.append((report.waiting, report.running))
+        llm.engine.step()
+    assert waits == [(6, 0), (0, 6)]
+
+
 def test_looks_at_all_blocks_take_a_bounded_part_of_the_time(llm: LLM, monkeypatch) -> None:
     clock, looks, look = Clock(), [], llm.engine.kv.usage
 

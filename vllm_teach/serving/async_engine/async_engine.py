@@ -65,7 +65,7 @@ class AsyncLLMEngine:
     ) -> AsyncLLMEngine:
         """Return an engine that computes in a thread of this process.
 
-        While requests are in flight others who use `llm` get an EngineError. The model's name in `ready` is its class.
+        While requests are in flight others who use `llm` get an EngineError. The model's name in `ready` is `llm.name`.
         """
         return cls(EngineThread(llm), limits, on_report, on_finished)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 from vllm_teach.engine.outputs import CompletionOutput, RequestOutput
 from vllm_teach.engine.prompts import TokensPrompt
@@ -65,15 +66,14 @@ def merge(deltas: Sequence[RequestDelta]) -> RequestDelta:
     """Return one delta that says what `deltas`, one or more of the same request in their order, say."""
     if len(deltas) == 1:
         return deltas[0]
-    completions: dict[int, CompletionDelta] = {}
+    pieces: dict[int, list[CompletionDelta]] = {}
     for delta in deltas:
         for new in delta.completions:
-            old = completions.get(new.index)
-            completions[new.index] = new if old is None else _join(old, new)
+            pieces.setdefault(new.index, []).append(new)
     last = deltas[-1]
     return RequestDelta(
         last.request_id,
-        tuple(completions[index] for index in sorted(completions)),
+        tuple(_join(pieces[index]) for index in sorted(pieces)),
         finished=last.finished,
         error=last.error,
         prompt_logprobs=next((each.prompt_logprobs for each in deltas if each.prompt_logprobs is not None), None),
@@ -84,14 +84,16 @@ def merge(deltas: Sequence[RequestDelta]) -> RequestDelta:
     )
 
 
-def _join(old: CompletionDelta, new: CompletionDelta) -> CompletionDelta:
+def _join(pieces: Sequence[CompletionDelta]) -> CompletionDelta:
+    """Join what is new of one completion, all at once: a reader that stood still for a long answer has thousands."""
+    last = pieces[-1]
     return CompletionDelta(
-        new.index,
-        old.text + new.text,
-        old.token_ids + new.token_ids,
-        None if new.logprobs is None else (old.logprobs or ()) + new.logprobs,
-        new.finish_reason,
-        new.stop_reason,
+        last.index,
+        "".join(piece.text for piece in pieces),
+        tuple(chain.from_iterable(piece.token_ids for piece in pieces)),
+        None if last.logprobs is None else tuple(chain.from_iterable(piece.logprobs or () for piece in pieces)),
+        last.finish_reason,
+        last.stop_reason,
     )
 
 

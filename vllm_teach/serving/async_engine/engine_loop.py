@@ -46,9 +46,9 @@ class EngineLoop:
         engine: LLMEngine,
         inbox: SimpleQueue[ToEngine],
         send: Callable[[FromEngine], None],
-        report: Callable[[], StepReport] | None = None,
+        reporter: StepReporter | None = None,
     ) -> None:
-        self.engine, self.inbox, self.send, self.report = engine, inbox, send, report
+        self.engine, self.inbox, self.send, self.reporter = engine, inbox, send, reporter
         self._requests: dict[str, tuple[Request, Progress]] = {}  # the unfinished ones
         self._next_report = 0.0
 
@@ -117,8 +117,11 @@ class EngineLoop:
                 yield delta
 
     def _step(self) -> Iterator[RequestDelta]:
+        began = time.perf_counter()
         for output in self.engine.step():
             if output.request_id in self._requests:
+                if self.reporter is not None and output.metrics is not None:
+                    self.reporter.latencies.add(output.metrics, began)
                 delta = self._requests[output.request_id][1].advance(output)
                 if output.finished:
                     del self._requests[output.request_id]
@@ -128,10 +131,10 @@ class EngineLoop:
     def _make_report(self) -> StepReport | None:
         """Return the engine's figures when they are due: not at each step, but whenever it goes idle."""
         now = time.monotonic()
-        if self.report is None or (self._requests and now < self._next_report):
+        if self.reporter is None or (self._requests and now < self._next_report):
             return None
         self._next_report = now + _REPORT_EVERY
-        return self.report()
+        return self.reporter.report()
 
     @contextmanager
     def _cleanup(self) -> Iterator[None]:
@@ -163,10 +166,12 @@ def serve_engine(
         with load() as llm:
             if llm.engine.ranks is not None:  # the loop may be waiting for its inbox
                 llm.engine.ranks.when_one_dies(lambda: inbox.put(CheckRanks()))
-            report = StepReporter(llm.engine).report
+            reporter = StepReporter(llm.engine)
             send(_describe(llm.engine, name))
+            with llm.engine.exclusive.one_thread(wait=True):
+                send(EngineUpdate(report=reporter.report()))  # of what was before: the metrics count from here on
             loaded = True
-            EngineLoop(llm.engine, inbox, send, report).run()
+            EngineLoop(llm.engine, inbox, send, reporter).run()
     except BaseException as error:  # noqa: BLE001 - nobody but the server could tell
         if isinstance(error, VllmTeachError) and not loaded:
             send(EngineFailed(error))

@@ -53,7 +53,7 @@ class EngineThread:
 
     def _run(self, deliver: Callable[[FromEngine], None]) -> None:
         try:
-            serve_engine(lambda: nullcontext(self.llm), type(self.llm.model).__name__, self._inbox, deliver)
+            serve_engine(lambda: nullcontext(self.llm), self.llm.name, self._inbox, deliver)
         finally:
             atexit.unregister(self._stop_at_exit)
             deliver(EngineEnded())

@@ -43,7 +43,7 @@ class ApiKeyGuard:
             code="invalid_api_key",
             headers={"www-authenticate": "Bearer"},
         )
-        self.service.on_refused(error)
+        self.service.count_error(error)
         await describe_error(error).response()(scope, receive, send)
 
 

@@ -93,7 +93,7 @@ def _add_error_handlers(app: FastAPI, service: Service) -> None:
     async def answer(request: Request, error: Exception) -> Response:
         # A probe of a dead engine is no request, and there are many.
         if not getattr(request.state, "in_engine", False) and request.url.path != "/health":
-            service.on_refused(error)
+            service.count_error(error)
         return describe_error(error, service.settings.retry_after).response()
 
     async def answer_validation(request: Request, error: Exception) -> Response:

@@ -10,7 +10,8 @@ from vllm_teach.engine.llm import LLM
 from vllm_teach.errors import EngineDeadError
 from vllm_teach.serving.async_engine.async_engine import AsyncLLMEngine
 from vllm_teach.serving.async_engine.limits import ServingLimits
-from vllm_teach.serving.http.server import DrainingServer, ServerSettings, address_of, bind, run, serve
+from vllm_teach.serving.http.draining_server import DrainingServer
+from vllm_teach.serving.http.server import ServerSettings, address_of, bind, run, serve
 from vllm_teach.serving.http.settings import AppSettings
 from vllm_teach.serving.metrics.server_metrics import ServerMetrics
 
@@ -34,7 +35,7 @@ class BackgroundServer:
         port: int = 0,
     ) -> None:
         app_settings = app_settings or AppSettings()
-        name = (*app_settings.served_model_names, type(llm.model).__name__)[0]
+        name = (*app_settings.served_model_names, llm.name)[0]
         metrics = ServerMetrics(name)
         self._engine = AsyncLLMEngine.of(llm, limits, on_report=metrics.on_report, on_finished=metrics.on_finished)
         sock = bind("127.0.0.1", port)
@@ -52,6 +53,11 @@ class BackgroundServer:
         self._settled.wait()
         if self._failure is not None:
             raise self._failure
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests accepted, but not in a step yet, at this moment: `/metrics` says how it was after the last step."""
+        return self._engine.num_waiting
 
     def close(self) -> None:
         """Let what is in flight finish, and end. Can be called twice. Raises EngineDeadError if it does not end."""

@@ -62,10 +62,12 @@ class BodyLimit:
             if size > self.limit * _READ_ON or (size > self.limit and not message.get("more_body", False)):
                 raise self._too_large()
             if not message.get("more_body", False):
+                if declared and not size:
+                    raise ApiError("the body is lost with the header 'Upgrade', which is not followed here: omit it.")
                 return b"".join(parts)
 
     async def _refuse(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-        self.service.on_refused(error)
+        self.service.count_error(error)
         await describe_error(error).response()(scope, receive, send)
 
     def _too_large(self) -> ApiError:

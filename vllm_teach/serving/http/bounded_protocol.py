@@ -1,4 +1,4 @@
-"""Connections that send half a request and then nothing."""
+"""Connections that send half a request and then nothing, headers without end, or what is no HTTP."""
 
 from __future__ import annotations
 
@@ -9,20 +9,32 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from vllm_teach.serving.http.http_errors import ApiError, describe_error
 
+# Of one request's headers, or of what else may come with a body, as trailers do.
+MOST_HEADER_BYTES = 1 << 16
+
 
 def protocol_with(header_timeout: float) -> type[HttpToolsProtocol]:
-    """Return uvicorn's HTTP protocol, which closes a connection whose request has no end of its headers in time.
+    """Return uvicorn's HTTP protocol with a limit on headers, in seconds and in bytes; uvicorn itself has neither.
 
-    Uvicorn itself waits for ever. The time runs from when the connection is made, or from a further request's first
-    byte. What is no HTTP is answered with OpenAI's error object, like everything else.
+    The time runs from when the connection is made, or from a further request's first byte; then the connection is
+    closed. What is too large, or no HTTP, is answered with OpenAI's error object, like everything else.
     """
 
     class Protocol(HttpToolsProtocol):
         _deadline: asyncio.TimerHandle | None = None
+        _num_bytes = 0  # what came since the last headers, piece of a body or end of a request
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
             self._expect_headers()
+
+        def data_received(self, data: bytes) -> None:
+            if self._num_bytes > MOST_HEADER_BYTES:
+                message = f"the headers have more than {MOST_HEADER_BYTES} bytes: send fewer."
+                self._refuse(ApiError(message, 431, code="headers_too_large"))
+                return
+            self._num_bytes += len(data)
+            super().data_received(data)
 
         def on_message_begin(self) -> None:
             super().on_message_begin()
@@ -30,18 +42,40 @@ def protocol_with(header_timeout: float) -> type[HttpToolsProtocol]:
                 self._expect_headers()
 
         def on_headers_complete(self) -> None:
+            self._num_bytes = 0
             self._have_headers()
             super().on_headers_complete()
+            if self.parser.should_upgrade():  # to what nobody speaks here; the parser reads no further request
+                self.cycle.keep_alive = False
+
+        def on_body(self, body: bytes) -> None:
+            self._num_bytes = 0
+            super().on_body(body)
+
+        def on_message_complete(self) -> None:
+            self._num_bytes = 0
+            super().on_message_complete()
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._have_headers()
             super().connection_lost(exc)
 
         def send_400_response(self, msg: str) -> None:
+            self._refuse(ApiError("this is no valid HTTP request: correct it."))
+
+        def _refuse(self, error: ApiError) -> None:
+            """Answer what was read last, and close; while an earlier request is being answered, close after that."""
             self._have_headers()
-            body = describe_error(ApiError("this is no valid HTTP request: correct it.")).body()
+            if self.transport.is_closing():
+                return
+            earlier = self.cycle is not None and not self.cycle.response_complete
+            if earlier and (self.cycle.response_started or not self.cycle.more_body or self.pipeline):
+                self.cycle.keep_alive = False
+                return
+            failure = describe_error(error)
+            body = failure.body()
             head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
-            self.transport.write(STATUS_LINE[400] + head + body)
+            self.transport.write(STATUS_LINE[failure.status] + head + body)
             self.transport.close()
 
         def _expect_headers(self) -> None:

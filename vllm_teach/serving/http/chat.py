@@ -45,7 +45,7 @@ async def create_chat_completion(body: ChatRequest, request: Request, service: S
     params = body.sampling_params(max_tokens=max_tokens, logprobs=(body.top_logprobs or 0) if body.logprobs else None)
     stream, rank = bool(body.stream), body.priority or 0
     generation = await Generation.start(service.engine, new_id("chatcmpl"), [prompt], params, rank, whole=not stream)
-    return await answer(request, generation, ChatWriter(service, body, generation), stream)
+    return await answer(request, service, generation, ChatWriter(service, body, generation), stream)
 
 
 class ChatWriter(AnswerWriter):

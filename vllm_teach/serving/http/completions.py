@@ -47,7 +47,7 @@ async def create_completion(body: CompletionRequest, request: Request, service: 
     )
     stream, rank = bool(body.stream), body.priority or 0
     generation = await Generation.start(service.engine, new_id("cmpl"), prompts, params, rank, whole=not stream)
-    return await answer(request, generation, CompletionWriter(service, body, generation), stream)
+    return await answer(request, service, generation, CompletionWriter(service, body, generation), stream)
 
 
 class CompletionWriter(AnswerWriter):

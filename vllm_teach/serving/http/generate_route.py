@@ -9,12 +9,13 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field, model_validator
 from starlette.responses import Response
 
+from vllm_teach.engine.sampling_params import MOST_TEMPERATURE
 from vllm_teach.serving.async_engine.messages import CompletionDelta
 from vllm_teach.serving.http.answering import AnswerWriter, answer
 from vllm_teach.serving.http.generation import Generation
 from vllm_teach.serving.http.openai_requests import SamplingFields
 from vllm_teach.serving.http.prompt_reading import choose_max_tokens, read_prompts
-from vllm_teach.serving.http.request_fields import Flag, Number, Text, Whole
+from vllm_teach.serving.http.request_fields import Flag, Number, Positive, Text
 from vllm_teach.serving.http.request_ids import new_id
 from vllm_teach.serving.http.service import ServiceOfApp
 from vllm_teach.serving.http.sse import DESCRIBED
@@ -22,17 +23,16 @@ from vllm_teach.serving.http.sse import DESCRIBED
 router = APIRouter()
 
 _DEFAULT_MAX_TOKENS = 16  # that of `SamplingParams`
-_MaxTokens = Annotated[Whole, Field(ge=1, le=2**63 - 1)]
 
 
 class GenerateRequest(SamplingFields):
     """The body. `temp` and `max_len` are other names of `temperature` and `max_tokens`, which is 16 by default."""
 
     prompt: Annotated[Text, Field(min_length=1)]
-    max_tokens: _MaxTokens | None = None
+    max_tokens: Positive | None = None
     stream: Flag | None = None
-    temp: Annotated[Number, Field(ge=0)] | None = None
-    max_len: _MaxTokens | None = None
+    temp: Annotated[Number, Field(ge=0, le=MOST_TEMPERATURE)] | None = None
+    max_len: Positive | None = None
 
     @model_validator(mode="after")
     def _take_other_names(self) -> GenerateRequest:
@@ -61,7 +61,7 @@ async def generate(body: GenerateRequest, request: Request, service: ServiceOfAp
     params = body.sampling_params(max_tokens=max_tokens)
     stream = bool(body.stream)
     generation = await Generation.start(service.engine, new_id("gen"), prompts, params, whole=not stream)
-    return await answer(request, generation, GenerateWriter(body.n or 1, generation), stream)
+    return await answer(request, service, generation, GenerateWriter(body.n or 1, generation), stream)
 
 
 class GenerateWriter(AnswerWriter):

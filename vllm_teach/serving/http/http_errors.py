@@ -11,6 +11,7 @@
 | the body is too large                          | 413    | invalid_request_error | body_too_large             |
 | the body is no JSON by its content type        | 415    | invalid_request_error | unsupported_content_type   |
 | the queue is full                              | 429    | rate_limit_error      | queue_full                 |
+| the headers are too large                      | 431    | invalid_request_error | headers_too_large          |
 | the request failed in the engine               | 500    | server_error          | engine_error               |
 | the engine is dead, or the server is stopping  | 503    | server_error          | engine_dead                |
 

@@ -50,8 +50,7 @@ class HttpLog:
             if begun:  # the server cuts the connection: nobody takes half an answer for a whole one
                 raise
             logger.exception("request %s failed", name)
-            if not scope.get("state", {}).get("in_engine"):
-                self.service.on_refused(error)
+            self.service.count_error(error)
             await describe_error(error).response()(scope, receive, send_named)
 
     def _count(self, scope: Scope, status: int) -> None:

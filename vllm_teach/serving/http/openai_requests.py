@@ -14,12 +14,27 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, model_validator
 
-from vllm_teach.engine.sampling_params import MOST_COMPLETIONS, SamplingParams
-from vllm_teach.serving.http.request_fields import Flag, LogitBias, Number, Prompts, Stops, Text, TokenIds, Whole
+from vllm_teach.engine.sampling_params import (
+    LEAST_PENALTY,
+    MOST_COMPLETIONS,
+    MOST_PENALTY,
+    MOST_TEMPERATURE,
+    SamplingParams,
+)
+from vllm_teach.serving.http.request_fields import (
+    MOST,
+    Count,
+    Flag,
+    LogitBias,
+    Number,
+    Positive,
+    Prompts,
+    Stops,
+    StopTokenIds,
+    Text,
+    Whole,
+)
 
-# What JSON's users take for a number's end; the engine counts in Python's whole numbers, which have none.
-_MOST = 2**63 - 1
-_Count = Annotated[Whole, Field(ge=0, le=_MOST)]
 _Empty = Annotated[list[Any], Field(max_length=0)]
 
 
@@ -36,20 +51,19 @@ class SamplingFields(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     n: Annotated[Whole, Field(ge=1, le=MOST_COMPLETIONS)] | None = None
-    temperature: Annotated[Number, Field(ge=0)] | None = None
+    temperature: Annotated[Number, Field(ge=0, le=MOST_TEMPERATURE)] | None = None
     top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[Whole, Field(ge=-1, le=_MOST)] | None = None
+    top_k: Annotated[Whole, Field(ge=-1, le=MOST)] | None = None
     min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
     seed: Annotated[Whole, Field(ge=-(2**63), le=2**64 - 1)] | None = None
     presence_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
-    # Beyond these there is no float32 for some penalised logit, and then no token to choose.
-    repetition_penalty: Annotated[Number, Field(ge=1e-3, le=1e3)] | None = None
+    repetition_penalty: Annotated[Number, Field(ge=LEAST_PENALTY, le=MOST_PENALTY)] | None = None
     logit_bias: LogitBias | None = None
     stop: Stops | None = None
-    stop_token_ids: TokenIds | None = None
+    stop_token_ids: StopTokenIds | None = None
     ignore_eos: Flag | None = None
-    min_tokens: _Count | None = None
+    min_tokens: Count | None = None
     include_stop_str_in_output: Flag | None = None
     skip_special_tokens: Flag | None = None
 
@@ -67,10 +81,9 @@ class SharedFields(SamplingFields):
     """
 
     model: Text | None = None
-    max_tokens: _Count | None = None
     stream: Flag | None = None
     stream_options: StreamOptions | None = None
-    priority: Annotated[Whole, Field(ge=-(2**63), le=_MOST)] | None = None
+    priority: Annotated[Whole, Field(ge=-(2**63), le=MOST)] | None = None
     cache_salt: Annotated[Text, Field(min_length=1, max_length=1024)] | None = None
     return_token_ids: Flag | None = None
     user: Any = Field(None, description="Ignored.")
@@ -91,6 +104,7 @@ class CompletionRequest(SharedFields):
     """The body of `POST /v1/completions`. `max_tokens` is 16 by default; 0, with `echo`, rates the prompt."""
 
     prompt: Prompts
+    max_tokens: Count | None = None
     echo: Flag | None = None
     logprobs: Annotated[Whole, Field(ge=0)] | None = None
     best_of: Whole | None = Field(None, description="Only what `n` is, too.")
@@ -144,7 +158,8 @@ class ChatRequest(SharedFields):
     """
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
-    max_completion_tokens: _Count | None = None
+    max_tokens: Positive | None = None
+    max_completion_tokens: Positive | None = None
     logprobs: Flag | None = None
     top_logprobs: Annotated[Whole, Field(ge=0)] | None = None
 

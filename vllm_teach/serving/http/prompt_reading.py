@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeVar
-
-import anyio.to_thread
+from collections.abc import Sequence
 
 from vllm_teach.engine.prompts import Prompt, TokensPrompt, read_prompt, render_chat
 from vllm_teach.errors import PromptTooLongError, VllmTeachError
 from vllm_teach.serving.async_engine.async_engine import AsyncLLMEngine
+from vllm_teach.serving.http.beside_the_loop import beside_the_loop
 
-T = TypeVar("T")
-
-# Characters or ids that take less than a thread's start and end, which is some 0.1 ms.
-_AT_ONCE = 2048
 # A text of more characters for each token of the context is looked at in part before it is tokenised as a whole.
 _WORTH_A_LOOK = 32
-
-
-async def beside_the_loop(size: int, work: Callable[[], T]) -> T:
-    """Return what `work` returns; it runs in a thread if it is about more than a few of `size` characters or ids."""
-    return work() if size <= _AT_ONCE else await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
 
 
 async def read_prompts(
@@ -29,11 +18,10 @@ async def read_prompts(
     engine: AsyncLLMEngine,
     *,
     cache_salt: str | None = None,
-    any_length: bool = False,
 ) -> list[TokensPrompt]:
     """Return the prompts as checked token ids. The error for one of several names it by its index.
 
-    Unless they may have `any_length`, those that are far too long for the model are refused before they are tokenised.
+    Those that are far too long for the model are refused before they are tokenised.
     """
 
     def read_all() -> list[TokensPrompt]:
@@ -42,8 +30,7 @@ async def read_prompts(
             key = "prompt" if isinstance(prompt, str) else "prompt_token_ids"
             form: Prompt = {key: prompt} if cache_salt is None else {key: prompt, "cache_salt": cache_salt}
             try:
-                if not any_length:
-                    refuse_what_never_fits(prompt, engine)
+                refuse_what_never_fits(prompt, engine)
                 read.append(read_prompt(form, engine.tokenizer, engine.ready.vocab_size))
             except VllmTeachError as error:
                 if len(prompts) == 1:
@@ -63,7 +50,7 @@ async def read_chat(
 ) -> TokensPrompt:
     """Return a conversation as token ids, by the model's chat template, the assistant's turn opened.
 
-    `any_length` is as for `read_prompts`, and about each message.
+    Unless they may have `any_length`, messages that are far too long for the model are refused before that.
     """
 
     def read() -> TokensPrompt:

@@ -16,6 +16,14 @@ Flag = Annotated[bool, Strict()]
 Text = Annotated[str, Strict()]
 TokenId = Annotated[int, Strict(), Field(ge=0)]
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
+# What JSON's users take for a number's end; the engine counts in Python's whole numbers, which have none.
+MOST = 2**63 - 1
+Count = Annotated[Whole, Field(ge=0, le=MOST)]
+Positive = Annotated[Whole, Field(ge=1, le=MOST)]
+
+# What these cost is paid again at each token, and by everyone in the batch. The last two are vLLM's limits.
+MOST_STOPS, MOST_STOP_LENGTH = 16, 1024
+MOST_STOP_TOKENS, MOST_BIASES = 128, 1024
 
 _SomeText = Annotated[str, Strict(), Field(min_length=1)]
 _SomeIds = Annotated[list[TokenId], Field(min_length=1)]
@@ -53,8 +61,10 @@ Prompts = Annotated[
     ),
 ]
 
-_Stops = Annotated[list[_SomeText], Field(fail_fast=True)]
-Stops = Annotated[_Stops, BeforeValidator(_list_of_one, json_schema_input_type=_SomeText | list[_SomeText])]
+_Stop = Annotated[str, Strict(), Field(min_length=1, max_length=MOST_STOP_LENGTH)]
+_Stops = Annotated[list[_Stop], Field(fail_fast=True, max_length=MOST_STOPS)]
+Stops = Annotated[_Stops, BeforeValidator(_list_of_one, json_schema_input_type=_Stop | _Stops)]
+StopTokenIds = Annotated[list[TokenId], Field(fail_fast=True, max_length=MOST_STOP_TOKENS)]
 
 
 def _with_numbers(value: Any) -> Any:
@@ -68,4 +78,7 @@ def _with_numbers(value: Any) -> Any:
 
 _Bias = Annotated[float, Strict(), Field(ge=-100, le=100)]
 _BiasKey = Annotated[str, Field(pattern=r"^[0-9]{1,19}$")]
-LogitBias = Annotated[dict[int, _Bias], BeforeValidator(_with_numbers, json_schema_input_type=dict[_BiasKey, _Bias])]
+_JsonBias = Annotated[dict[_BiasKey, _Bias], Field(max_length=MOST_BIASES)]
+LogitBias = Annotated[
+    dict[int, _Bias], Field(max_length=MOST_BIASES), BeforeValidator(_with_numbers, json_schema_input_type=_JsonBias)
+]

@@ -59,12 +59,17 @@ class Service:
         if asked is not None and asked > self.settings.max_logprobs:
             refuse(name, asked, f"use at most {self.settings.max_logprobs}")
 
-    def on_refused(self, error: Exception) -> None:
-        """Count a request that did not come to the engine."""
-        if self.metrics is not None:
-            kind = error.code or "invalid_request" if isinstance(error, ApiError) else None
-            ours = error if isinstance(error, VllmTeachError) else "internal_error"
-            self.metrics.on_error(kind or ours)
+    def count_error(self, error: Exception) -> None:
+        """Count what the engine, which counts its own, knows nothing of: a refusal, or a failure in writing."""
+        if self.metrics is None:
+            return
+        match error:
+            case ApiError():
+                self.metrics.on_error(error.code or "invalid_request")
+            case VllmTeachError():
+                self.metrics.on_error(error)
+            case _:
+                self.metrics.on_error("internal_error")
 
 
 async def get_service(request: Request) -> Service:

@@ -1,6 +1,7 @@
 """What is read of an engine's report for Prometheus, one entry a metric.
 
-Names with `vllm:` are vLLM's; `vllm_teach:` marks what it does not have.
+Names with `vllm:` are vLLM's; `vllm_teach:` marks what it does not have. Where those speak of requests, sequences are
+counted, of which a request has `n`: vLLM, which makes `n` requests of it, counts the same.
 """
 
 from __future__ import annotations
@@ -11,14 +12,15 @@ from typing import Any, Literal
 
 from vllm_teach.engine.step_totals import SECOND_BOUNDS, TOKEN_BOUNDS
 from vllm_teach.serving.metrics.step_report import StepReport
+from vllm_teach.serving.metrics.token_latencies import FIRST_TOKEN_BOUNDS, TOKEN_TIME_BOUNDS
 
 
 @dataclass(frozen=True)
 class Figure:
     """A metric `name`, with its one line of help, whose value `read` takes from a report.
 
-    A "gauge" goes up and down, a "counter" grows since the engine's start; both are numbers, or with `label` a dict of
-    them by that label's value, of which `values` are there from the start. A "histogram" is `Buckets` by `bounds`.
+    A "gauge" goes up and down, a "counter" only grows; both are numbers, or with `label` a dict of them by that label's
+    value, of which `values` are there from the start. A "histogram" is `Buckets` by `bounds`, which only grow.
     """
 
     kind: Literal["gauge", "counter", "histogram"]
@@ -93,6 +95,23 @@ WORK = (
         "vllm_teach:out_of_memory_total",
         "Steps that failed for want of memory.",
         lambda report: report.out_of_memory,
+    ),
+)
+
+LATENCY = (
+    Figure(
+        "histogram",
+        "vllm:time_to_first_token_seconds",
+        "Seconds from a request's arrival to its first token.",
+        lambda report: report.first_token_seconds,
+        bounds=FIRST_TOKEN_BOUNDS,
+    ),
+    Figure(
+        "histogram",
+        "vllm:inter_token_latency_seconds",
+        "Seconds from one token of a request to the next.",
+        lambda report: report.inter_token_seconds,
+        bounds=TOKEN_TIME_BOUNDS,
     ),
 )
 
@@ -179,4 +198,4 @@ ATTENTION = (
     ),
 )
 
-ENGINE_FIGURES = (*QUEUES, *WORK, *CACHE, *ATTENTION)
+ENGINE_FIGURES = (*QUEUES, *WORK, *LATENCY, *CACHE, *ATTENTION)

@@ -19,6 +19,9 @@ RATE_WINDOW = 10.0  # seconds
 class EngineMetrics:
     """Follows the reports of an engine, and of the one that is started in its place: counters go on.
 
+    The first report of an engine says where it begins: what it did before, as an LLM that was used and is now served
+    has, is not counted.
+
     Beside `ENGINE_FIGURES` there are the source article's two gauges, `vllm_tokens_per_sec` and `vllm_mem_usage`, and
     the share of attention. Rates and shares look back `RATE_WINDOW` seconds of `clock`.
     """
@@ -47,19 +50,19 @@ class EngineMetrics:
         self._engine_info(ready.dtype, ready.device, str(ready.max_model_len)).set(1)
 
     def on_report(self, report: StepReport) -> None:
-        """Take an engine's figures. One that was not heard of before began at 0."""
+        """Take an engine's figures."""
         before = self._last
         if before is None or before.engine_id != report.engine_id:
-            before = None
+            before = report
             self._starts.inc()
-            for _, follower in self._figures:
-                follower.restart()
+            for figure, follower in self._figures:
+                follower.begin(figure.read(report))
         self._up.set(1)
         for figure, follower in self._figures:
             follower.follow(figure.read(report))
-        self._generated.add(report.generation_tokens - (before.generation_tokens if before else 0))
-        self._forward.add(report.forward_seconds - (before.forward_seconds if before else 0.0))
-        self._attention.add(report.attention_seconds - (before.attention_seconds if before else 0.0))
+        self._generated.add(report.generation_tokens - before.generation_tokens)
+        self._forward.add(report.forward_seconds - before.forward_seconds)
+        self._attention.add(report.attention_seconds - before.attention_seconds)
         if self._forward.growth() > 0:  # else what it was when there was work
             self._share.set(self._attention.growth() / self._forward.growth())
         self._engine_memory.set(report.memory_bytes or 0)

@@ -1,8 +1,7 @@
 """Prometheus metrics that follow the figures of an engine, which keeps them itself, in another process.
 
-`follow` takes the figure as it is now. What counts events since the engine's start is followed by what has come since
-the last time, and `restart` says that another engine begins at 0: the metric goes on from where it was, so that rates
-stay right.
+`follow` takes the figure as it is now. What counts events is followed by what has come since the last time, and `begin`
+says where another engine begins: the metric goes on from where it was, so that rates stay right.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ class Follower(Protocol[F]):
         """Take the figure of this moment."""
         ...
 
-    def restart(self) -> None:
-        """Another engine tells its figures from now on."""
+    def begin(self, figure: F) -> None:
+        """Another engine tells its figures from now on, and begins at `figure`."""
         ...
 
 
@@ -40,7 +39,7 @@ class Level:
         """See `Follower`."""
         self._gauge.set(figure)
 
-    def restart(self) -> None:
+    def begin(self, figure: float) -> None:
         """See `Follower`."""
 
 
@@ -56,9 +55,9 @@ class Total:
         self._counter.inc(figure - self._seen)
         self._seen = figure
 
-    def restart(self) -> None:
+    def begin(self, figure: float) -> None:
         """See `Follower`."""
-        self._seen = 0.0
+        self._seen = figure
 
 
 class Distribution:
@@ -73,9 +72,9 @@ class Distribution:
         self._histogram.counts.add_difference(figure, self._seen)
         self._seen = figure
 
-    def restart(self) -> None:
+    def begin(self, figure: Buckets) -> None:
         """See `Follower`."""
-        self._seen = None
+        self._seen = figure
 
 
 class ByLabel:
@@ -88,11 +87,14 @@ class ByLabel:
     def follow(self, figure: Mapping[str, float]) -> None:
         """See `Follower`."""
         for value, one in figure.items():
-            if value not in self._followers:
-                self._followers[value] = self._make(value)
-            self._followers[value].follow(one)
+            self._follower(value).follow(one)
 
-    def restart(self) -> None:
-        """See `Follower`."""
-        for follower in self._followers.values():
-            follower.restart()
+    def begin(self, figure: Mapping[str, float]) -> None:
+        """See `Follower`. What `figure` does not name begins at 0."""
+        for value in {**self._followers, **figure}:
+            self._follower(value).begin(figure.get(value, 0.0))
+
+    def _follower(self, value: str) -> Follower[float]:
+        if value not in self._followers:
+            self._followers[value] = self._make(value)
+        return self._followers[value]

@@ -1,7 +1,8 @@
 """The metrics of requests: how they ended, how long what took, how long they were, and what went wrong.
 
-A request's figures come when it ends. Queue, first token and token times are those of all requests that came so far;
-the others are of the requests that ran to their end, since one that was aborted says nothing of how long that takes.
+A request's figures come when it ends, as in vLLM; only the waits for its tokens do not wait for that, and stand among
+the engine's (`token_latencies`). The time in the queue is that of all requests that left it; the others are of those
+that ran to their end, since one that was aborted says nothing of how long that takes.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from vllm_teach.errors import (
 )
 from vllm_teach.serving.async_engine.messages import RequestDelta
 from vllm_teach.serving.metrics.instruments import Instruments
+from vllm_teach.serving.metrics.token_latencies import TOKEN_TIME_BOUNDS
 
 FINISH_REASONS = ("stop", "length", "abort", "error")
 # The first class that fits names the kind.
@@ -36,14 +38,6 @@ ERROR_KINDS: tuple[tuple[type[VllmTeachError], str], ...] = (
 LATENCY_BOUNDS = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0),
     *(30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
-)
-FIRST_TOKEN_BOUNDS = (
-    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
-    *(160.0, 640.0, 2560.0),
-)
-TOKEN_TIME_BOUNDS = (
-    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
-    *(20.0, 40.0, 80.0),
 )
 LENGTH_BOUNDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 
@@ -78,7 +72,8 @@ class RequestMetrics:
             self.on_error(delta.error)
         if delta.metrics is None:
             return
-        self._observe_waiting(delta.metrics)
+        if delta.metrics.queue_time is not None:
+            self._queue.counts.add(delta.metrics.queue_time)
         if reason in ("stop", "length"):
             self._prompt.counts.add(delta.num_prompt_tokens)
             self._generation.counts.add(delta.num_generation_tokens)
@@ -94,12 +89,6 @@ class RequestMetrics:
     def _add_latencies(self, make: Instruments) -> None:
         self._queue = make.histogram(
             "vllm:request_queue_time_seconds", "Seconds from arrival to the first step.", LATENCY_BOUNDS
-        )
-        self._first = make.histogram(
-            "vllm:time_to_first_token_seconds", "Seconds from arrival to the first token.", FIRST_TOKEN_BOUNDS
-        )
-        self._between = make.histogram(
-            "vllm:inter_token_latency_seconds", "Seconds from one token to the next.", TOKEN_TIME_BOUNDS
         )
         self._per_token = make.histogram(
             "vllm:request_time_per_output_token_seconds",
@@ -118,13 +107,6 @@ class RequestMetrics:
         self._inference = make.histogram(
             "vllm:request_inference_time_seconds", "Seconds from the first step to the last token.", LATENCY_BOUNDS
         )
-
-    def _observe_waiting(self, times: Times) -> None:
-        if times.queue_time is not None:
-            self._queue.counts.add(times.queue_time)
-        if times.time_to_first_token is not None:
-            self._first.counts.add(times.time_to_first_token)
-        self._between.counts.add_all(times.inter_token_times)
 
     def _observe_whole(self, times: Times, num_generation_tokens: int) -> None:
         scheduled, first, last = times.first_scheduled_time, times.first_token_time, times.last_token_time

@@ -8,11 +8,13 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from urllib.request import urlopen
+from urllib.request import ProxyHandler, build_opener
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from vllm_teach.errors import InvalidArgumentError, RequestTimeoutError
+
+_OPENER = build_opener(ProxyHandler({}))
 
 
 @dataclass(frozen=True)
@@ -57,9 +59,14 @@ def read_scrape(text: str, moment: float = 0.0) -> Scrape:
 
 
 def scrape(url: str, timeout: float = 10.0) -> Scrape:
-    """Read `/metrics` of the server at `url`; raises what urllib raises when it does not answer."""
-    with urlopen(f"{url}/metrics", timeout=timeout) as answer:
-        return read_scrape(answer.read().decode(), time.monotonic())
+    """Read `/metrics` of the server at `url`; raises what `fetch` raises."""
+    return read_scrape(fetch(f"{url}/metrics", timeout).decode(), time.monotonic())
+
+
+def fetch(url: str, timeout: float = 10.0) -> bytes:
+    """Return what `url` gives, straight from its server, through no proxy; raises what urllib raises."""
+    with _OPENER.open(url, timeout=timeout) as answer:
+        return answer.read()
 
 
 def scrape_until(url: str, condition: Callable[[Scrape], bool], timeout: float = 10.0) -> Scrape:

@@ -12,6 +12,7 @@ import torch
 from vllm_teach.engine.llm_engine import LLMEngine
 from vllm_teach.kvcache.usage import CacheUsage
 from vllm_teach.serving.metrics.step_report import StepReport
+from vllm_teach.serving.metrics.token_latencies import TokenLatencies
 
 # A look at every block takes milliseconds where there are ten thousands of them.
 BLOCK_LOOK_SHARE = 0.002
@@ -19,7 +20,7 @@ MEMORY_INTERVAL = 1.0
 
 
 class StepReporter:
-    """Reads an engine between two steps, in the thread that steps it.
+    """Reads an engine between two steps, in the thread that steps it, which tells `latencies` of the tokens.
 
     Looks at every block take no more than `BLOCK_LOOK_SHARE` of the time, and memory is measured once in
     `MEMORY_INTERVAL` seconds of `clock`: that of this process and of the ranks that it has started.
@@ -28,6 +29,7 @@ class StepReporter:
     def __init__(self, engine: LLMEngine, clock: Callable[[], float] = time.perf_counter) -> None:
         self.engine = engine
         self.engine_id = uuid.uuid4().hex
+        self.latencies = TokenLatencies()
         self._clock = clock
         children = engine.ranks.processes if engine.ranks is not None else None
         self._processes = [psutil.Process(), *map(psutil.Process, children.pids if children is not None else ())]
@@ -39,6 +41,7 @@ class StepReporter:
         """Return the figures of this moment. Cheap enough for ten times a second, and for each time of going idle."""
         engine = self.engine
         scheduler, totals, meter, last = engine.scheduler, engine.totals, engine.runner.meter, engine.last_step
+        queues = (scheduler.waiting, scheduler.running, scheduler.swapped)
         meter.settle()
         memory_bytes, device_memory = self._measure_memory()
         return StepReport(
@@ -47,7 +50,7 @@ class StepReporter:
             prefill_tokens=last.num_prefill_tokens if last else 0,
             decode_tokens=last.num_decode_tokens if last else 0,
             running=len(scheduler.running),
-            waiting=len(scheduler.waiting),
+            waiting=len(scheduler.waiting) + sum(len(sequence.forks) for queue in queues for sequence in queue),
             swapped=len(scheduler.swapped),
             usage=self._measure_usage(),
             preemptions=dict(scheduler.preemptions),
@@ -63,6 +66,8 @@ class StepReporter:
             computed_prompt_tokens=totals.prefill_tokens,
             step_tokens=totals.tokens.read(),
             step_seconds=totals.seconds.read(),
+            first_token_seconds=self.latencies.first.read(),
+            inter_token_seconds=self.latencies.between.read(),
         )
 
     def _measure_usage(self) -> CacheUsage:
