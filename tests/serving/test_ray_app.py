@@ -182,6 +182,20 @@ def test_openai_client_gets_what_the_engine_says(fleet, offline):
 
 
 @needs_ray
+@pytest.mark.parametrize("status", [200, 400])
+@pytest.mark.parametrize("given", [{}, {"X-Request-ID": "mine"}])
+def test_an_answer_has_one_name_the_clients_own_if_it_has_one(fleet, status, given):
+    async def test(session: aiohttp.ClientSession) -> None:
+        body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 1 if status == 200 else -1}
+        async with session.post(f"{fleet.url}/v1/completions", json=body, headers=given) as response:
+            assert response.status == status
+            [name] = response.headers.getall("x-request-id")
+            assert name == given.get("X-Request-ID", name)
+
+    run(test)
+
+
+@needs_ray
 def test_under_load_a_replica_comes_up_on_the_other_node_and_shares_it(fleet):
     async def test(session: aiohttp.ClientSession) -> None:
         await grow(session, fleet)

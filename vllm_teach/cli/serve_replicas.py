@@ -13,7 +13,10 @@ def add_replica_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group = parser.add_argument_group("replicas", "several servers behind nginx; the first flag switches the others on")
     group.add_argument(
-        "--replicas", type=count, default=1, help="servers, each with an engine and a cache of its own (default: 1)"
+        "--replicas",
+        type=count,
+        default=1,
+        help="servers, each with an engine, a cache and a share of the cores (OMP_NUM_THREADS, unless set; default: 1)",
     )
     group.add_argument(
         "--balance",
@@ -28,7 +31,10 @@ def add_replica_arguments(parser: argparse.ArgumentParser) -> None:
         help="CUDA_VISIBLE_DEVICES of each replica: 0 1, or 0,1 2,3 (default: all see all)",
     )
     group.add_argument(
-        "--run-folder", type=Path, metavar="DIR", help="for configuration and logs (default: a temporary one)"
+        "--run-folder",
+        type=Path,
+        metavar="DIR",
+        help="for configuration, logs and Prometheus' targets (default: a temporary one)",
     )
     group.add_argument("--nginx-workers", type=count, default=2, help="processes of nginx (default: 2)")
     group.add_argument(

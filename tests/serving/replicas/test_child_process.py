@@ -1,6 +1,7 @@
 """A child process: its end and its group's, signals, orphans, zombies."""
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
@@ -63,6 +64,54 @@ def test_a_wait_that_is_cancelled_leaves_the_child_alone(tmp_path, alive):
         assert await child.wait() == -signal.SIGTERM
 
     asyncio.run(test())
+
+
+def test_who_waits_can_be_cancelled_in_the_very_moment_of_the_end(tmp_path):
+    """A supervisor that is told to stop while a replica dies would watch on for ever."""
+
+    async def cancel_after(steps: int) -> bool:
+        child = ChildProcess(["sleep", "300"], tmp_path / "log")
+        waiting = asyncio.ensure_future(child.ends_within(60.0))
+        await asyncio.sleep(0.01)
+        child.kill()
+        child.join(30.0)  # the loop has not heard of it yet
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        cancelled = waiting.cancel()
+        [result] = await asyncio.gather(waiting, return_exceptions=True)
+        assert isinstance(result, asyncio.CancelledError) == cancelled
+        return cancelled
+
+    cancelled = [asyncio.run(cancel_after(steps)) for steps in range(12)]
+    assert (cancelled[0], cancelled[-1]) == (True, False)
+
+
+def test_looking_whether_it_has_ended_leaves_nothing_behind(tmp_path):
+    def futures() -> int:
+        gc.collect()
+        return sum(issubclass(type(each), asyncio.Future) for each in gc.get_objects())
+
+    async def test() -> None:
+        child = ChildProcess(["sleep", "300"], tmp_path / "log")
+        assert not await child.ends_within(0.001)
+        before = futures()
+        for _ in range(50):  # a supervisor looks twice a second, for months
+            assert not await child.ends_within(0.001)
+        assert futures() - before < 5
+        child.kill()
+        assert await child.wait() == -signal.SIGKILL
+
+    asyncio.run(test())
+
+
+def test_without_an_event_loop_one_can_wait_too(tmp_path):
+    child = ChildProcess(["sleep", "300"], tmp_path / "log")
+    with pytest.raises(TimeoutError):
+        child.join(0.01)
+    assert not child.ended
+    child.kill()
+    assert child.join(30) == -signal.SIGKILL
+    assert child.ended
 
 
 def test_it_has_a_group_of_its_own_which_ends_with_it(tmp_path, until, alive):

@@ -1,6 +1,10 @@
 """nginx before servers that run already."""
 
+import asyncio
 import os
+import subprocess
+import sys
+import textwrap
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from urllib.request import urlopen
@@ -42,6 +46,25 @@ def test_requests_go_to_each_in_turn_and_nothing_is_left() -> None:
     assert sorted(answers) == sorted(ports * 3)
     assert not os.path.exists(folder)
     nginx.close()
+
+
+@pytest.mark.skipif(find_nginx() is None, reason="nginx is not installed")
+@pytest.mark.skipif(sys.platform != "linux", reason="it is Linux that tells children of their parent's death")
+def test_it_ends_with_a_kernel_that_is_killed(folder, until, alive) -> None:
+    code = """
+    import signal
+    from vllm_teach.serving.replicas.local_nginx import LocalNginx
+    nginx = LocalNginx([9001])
+    print((nginx._folder / "nginx.pid").read_text(), flush=True)
+    signal.pause()
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    environment = os.environ | {"TMPDIR": str(folder)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as kernel:
+        assert kernel.stdout is not None
+        pid = int(kernel.stdout.readline())
+        kernel.kill()
+    asyncio.run(until(lambda: not alive(pid)))
 
 
 def test_without_nginx(monkeypatch) -> None:

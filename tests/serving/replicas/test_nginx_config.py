@@ -8,7 +8,7 @@ import pytest
 
 from vllm_teach.errors import InvalidArgumentError, ReplicaError
 from vllm_teach.serving.replicas import nginx
-from vllm_teach.serving.replicas.nginx import check_configuration, find_nginx
+from vllm_teach.serving.replicas.nginx import check_configuration, find_nginx, nginx_listens
 from vllm_teach.serving.replicas.nginx_configuration import NginxSettings, nginx_configuration
 
 needs_nginx = pytest.mark.skipif(find_nginx() is None, reason=nginx.HOW_TO_INSTALL)
@@ -86,7 +86,7 @@ def test_the_replicas_are_counted_in_a_zone_that_all_workers_share():
 
 def test_a_request_that_may_not_be_repeated_is_not():
     found = directives(nginx_configuration(NginxSettings(), HERE, [9001]))
-    assert found["proxy_next_upstream"] == ["error timeout"], "non_idempotent would send a POST twice"
+    assert found["proxy_next_upstream"] == ["error timeout http_503"], "non_idempotent would send a POST twice"
     assert found["proxy_ignore_client_abort"] == ["off"]
 
 
@@ -99,6 +99,14 @@ def test_nothing_is_written_outside_the_folder():
     ]
     assert len(paths) == 8
     assert not [path for path in paths if path.startswith(("/", ".."))]
+
+
+def test_an_nginx_listens_when_it_has_written_its_own_number(tmp_path):
+    assert not nginx_listens(tmp_path, 17)
+    (tmp_path / "nginx.pid").write_text("16\n")  # of one that was killed, or of another one on the same port
+    assert not nginx_listens(tmp_path, 17)
+    (tmp_path / "nginx.pid").write_text("17\n")
+    assert nginx_listens(tmp_path, 17)
 
 
 def test_connections_stay_below_what_the_system_allows(monkeypatch):

@@ -14,10 +14,12 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from vllm_teach.cli.serve_replicas import add_replica_arguments
+from vllm_teach.cli import build_parser
 from vllm_teach.errors import InvalidArgumentError
 from vllm_teach.serving.replicas import serve_replicas as replicas
 from vllm_teach.serving.replicas.nginx import HOW_TO_INSTALL, find_nginx
+from vllm_teach.serving.replicas.nginx_configuration import NginxSettings
+from vllm_teach.serving.replicas.replica_group import ReplicaSettings
 
 FAKE = Path(__file__).with_name("fake_replica.py")
 needs_nginx = pytest.mark.skipif(find_nginx() is None, reason=HOW_TO_INSTALL)
@@ -58,13 +60,15 @@ def descendants(pid: int) -> list[int]:
 
 
 @contextmanager
-def running(folder: Path) -> Iterator[Command]:
+def running(folder: Path, hangup: str = "SIG_DFL") -> Iterator[Command]:
+    """The command in a process that is started with this handler of SIGHUP, whatever the tests were started with."""
     code = f"""
-    import sys
+    import signal, sys
     from pathlib import Path
     from vllm_teach.serving.replicas.replica_group import ReplicaSettings
     from vllm_teach.serving.replicas.serve_replicas import run_until_signal
 
+    signal.signal(signal.SIGHUP, signal.{hangup})
     command = lambda index, port: [sys.executable, "{FAKE}", "--port", str(port)]
     run_until_signal(command, Path("{folder}"), ReplicaSettings(port=0, drain_timeout=30.0))
     """
@@ -87,7 +91,7 @@ def refuses(port: int) -> bool:
 
 
 @needs_nginx
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_told_to_stop_it_takes_nothing_new_and_finishes_what_it_has(folder, until, alive, number):
     async def test(command: Command) -> None:
         await command.all_up()
@@ -105,6 +109,21 @@ def test_told_to_stop_it_takes_nothing_new_and_finishes_what_it_has(folder, unti
         asyncio.run(test(command))
         assert command.process.returncode == 0
         assert not any(alive(pid) for pid in command.pids)
+
+
+@needs_nginx
+def test_under_nohup_the_end_of_the_terminal_changes_nothing(folder):
+    async def test(command: Command) -> None:
+        await command.all_up()
+        async with aiohttp.ClientSession() as client:
+            command.process.send_signal(signal.SIGHUP)
+            for _ in range(20):
+                async with client.post(f"{command.url}/short") as response:
+                    assert response.status == 200
+        assert command.process.poll() is None
+
+    with running(folder, "SIG_IGN") as command:
+        asyncio.run(test(command))
 
 
 @needs_nginx
@@ -136,21 +155,23 @@ def test_killed_it_leaves_nobody_behind(folder, until, alive):
 
 
 def parse(*more: str) -> argparse.Namespace:
-    """As `serve` does: its own flags that count here, and those of replicas."""
-    parser = argparse.ArgumentParser()
-    add_replica_arguments(parser)
-    parser.add_argument("--swap-file")
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--max-body-bytes", type=int, default=1000)
-    parser.add_argument("--body-timeout", type=float, default=15.0)
-    parser.add_argument("--drain-timeout", type=float, default=30.0)
-    return parser.parse_args(["--replicas", "3", *more])
+    arguments = build_parser().parse_args(["serve", "--replicas", "3", *more])
+    arguments.command_line = "vllm-teach serve"
+    return arguments
+
+
+def test_the_defaults_of_flags_are_those_of_the_settings():
+    """Size and time of a body apart, which are as a server alone has them."""
+    settings = replicas.read_settings(parse())
+    of_servers = {"max_body_bytes": settings.nginx.max_body_bytes, "body_timeout": settings.nginx.body_timeout}
+    assert settings == ReplicaSettings(3, nginx=NginxSettings(**of_servers))
 
 
 def test_flags_become_settings():
-    arguments = parse("--balance", "round_robin", "--replica-devices", "0,1", "2", "3", "--drain-timeout", "300")
-    settings = replicas.read_settings(arguments)
+    devices = ["--replica-devices", "0,1", "2", "3"]
+    settings = replicas.read_settings(
+        parse("--balance", "round_robin", *devices, "--drain-timeout", "300", "--max-body-bytes", "1000")
+    )
     assert (settings.replicas, settings.devices) == (3, ("0,1", "2", "3"))
     assert settings.nginx.policy == "round_robin"
     assert settings.nginx.max_body_bytes == 1000
@@ -179,7 +200,6 @@ def test_the_temporary_folder_goes_when_all_went_well_and_a_given_one_stays(tmp_
     seen: list[Path] = []
     monkeypatch.setattr(replicas, "run_until_signal", lambda command, folder, settings: seen.append(folder))
     arguments = parse(*(["--run-folder", str(tmp_path / "a" / "b")] if given else []))
-    arguments.command_line = "vllm-teach serve"
     replicas.serve_replicas(arguments)
     assert seen[0].exists() == given
 
@@ -194,15 +214,31 @@ def test_the_logs_stay_when_something_went_wrong(monkeypatch, tmp_path):
     monkeypatch.setattr(replicas.tempfile, "tempdir", None)
     monkeypatch.setattr(replicas, "run_until_signal", fail)
     arguments = parse()
-    arguments.command_line = "vllm-teach serve"
     with pytest.raises(InvalidArgumentError):
         replicas.serve_replicas(arguments)
     assert seen[0].exists()
 
 
+@pytest.mark.parametrize("given", [True, False])
+def test_a_run_folder_belongs_to_one_command(tmp_path, monkeypatch, given):
+    """Also the temporary one, which who removes old files leaves alone because of that."""
+
+    def serve_too(command: object, folder: Path, settings: object) -> None:
+        second = parse("--run-folder", str(folder))
+        monkeypatch.setattr(replicas, "run_until_signal", lambda *_: pytest.fail("both serve"))
+        with pytest.raises(InvalidArgumentError, match=f"--run-folder is '{folder}', which another command holds"):
+            replicas.serve_replicas(second)
+        done.append(folder)
+
+    done: list[Path] = []
+    monkeypatch.setattr(replicas, "run_until_signal", serve_too)
+    first = parse(*(["--run-folder", str(tmp_path)] if given else []))
+    replicas.serve_replicas(first)
+    assert len(done) == 1
+
+
 def test_a_run_folder_that_cannot_be_made_is_an_error(tmp_path):
     (tmp_path / "file").touch()
     arguments = parse("--run-folder", str(tmp_path / "file" / "folder"))
-    arguments.command_line = "vllm-teach serve"
     with pytest.raises(InvalidArgumentError, match="--run-folder"):
         replicas.serve_replicas(arguments)

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Metric
 from vllm_teach.serving.async_engine.async_engine import AsyncLLMEngine
 from vllm_teach.serving.fleet.fleet_metrics import answer_for_all
 from vllm_teach.serving.fleet.fleet_settings import FleetSettings
+from vllm_teach.serving.fleet.ray_request_ids import LeaveRequestIdToRay
 from vllm_teach.serving.http.app import create_app
 from vllm_teach.serving.metrics.server_metrics import ServerMetrics
 
@@ -47,6 +48,7 @@ class FleetReplica:
         self._metrics.on_ready(await self._engine.start())
         app = create_app(self._engine, self._settings.app, self._metrics)
         answer_for_all(app, self._ask_all)
+        app.add_middleware(LeaveRequestIdToRay)
         return app
 
     async def check_health(self) -> None:

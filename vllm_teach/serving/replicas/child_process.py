@@ -53,18 +53,36 @@ class ChildProcess:
             raise ReplicaError(f"{command[0]} cannot be started ({error}): see that it is there.") from error
         self.pid = self._process.pid
         self._ended: Future[int] = Future()
+        self._ended_for_loop: asyncio.Future[int] | None = None
         self._reaping, self._reaped = threading.Lock(), False
         threading.Thread(target=self._await_end, name=f"await {self.pid}", daemon=True).start()
 
     async def wait(self) -> int:
-        """Return the exit status, negative for a signal's number, when the child and its group have ended."""
-        return await asyncio.shield(asyncio.wrap_future(self._ended))
+        """Return the exit status, negative for a signal's number, when the child and its group have ended.
+
+        One event loop can wait for it.
+        """
+        if self._ended_for_loop is None:
+            # Once, as each that is made stays until the end: two a second, of those who look whether it has come.
+            self._ended_for_loop = asyncio.wrap_future(self._ended)
+        return await asyncio.shield(self._ended_for_loop)
 
     async def ends_within(self, seconds: float) -> bool:
         """Wait for the end, for so many seconds at most; return whether it has come."""
+        # Not by wait_for, which before Python 3.12 swallows a cancellation that comes together with the end.
         with suppress(TimeoutError):
-            await asyncio.wait_for(self.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self.wait()
+        return self.ended
+
+    @property
+    def ended(self) -> bool:
+        """Whether the child and its group have ended."""
         return self._ended.done()
+
+    def join(self, seconds: float) -> int:
+        """Do as `wait` where no event loop may run on meanwhile; raises TimeoutError after so many seconds."""
+        return self._ended.result(seconds)
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal to the child alone; to one that has ended, nothing."""
@@ -101,6 +119,17 @@ def describe_end(status: int) -> str:
         return f"was ended by {signal.Signals(-status).name}"
     except ValueError:  # a real-time signal
         return f"was ended by signal {-status}"
+
+
+def last_line(log: Path) -> str:
+    """Return the last line of a log that is not empty, "" where there is none; of a long log only the end is read."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - 4096))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:  # somebody has removed it
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
 def _tie_to_parent(number: signal.Signals) -> Callable[[], None] | None:

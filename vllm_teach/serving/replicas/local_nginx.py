@@ -3,32 +3,34 @@
 from __future__ import annotations
 
 import shutil
-import socket
-import subprocess
+import signal
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
 from vllm_teach.errors import ReplicaError
+from vllm_teach.serving.replicas.child_process import ChildProcess, last_line
 from vllm_teach.serving.replicas.nginx import (
     CONFIGURATION,
     HOW_TO_INSTALL,
     check_configuration,
     find_nginx,
     nginx_command,
+    nginx_listens,
 )
 from vllm_teach.serving.replicas.nginx_configuration import NginxSettings, nginx_configuration
 from vllm_teach.serving.replicas.reserved_port import ReservedPort
+
+_PATIENCE = 30.0  # seconds, to start and to end
 
 
 class LocalNginx:
     """Passes on what comes to `url`, on a free port of loopback, to the servers on `ports`, until `close`.
 
-    Its files are in a temporary folder, which `close` removes. Raises ReplicaError when nginx is not installed, refuses
-    its configuration, or does not start.
+    Its files are in a temporary folder, which `close` removes. It ends, too, when the thread ends that has made it.
+    Raises ReplicaError when nginx is not installed, refuses its configuration, or does not start.
     """
 
     def __init__(self, ports: Sequence[int], settings: NginxSettings | None = None) -> None:
@@ -37,29 +39,26 @@ class LocalNginx:
             raise ReplicaError(f"nginx is not installed: {HOW_TO_INSTALL}.")
         self._folder = Path(tempfile.mkdtemp(prefix="vllm-teach-nginx-"))
         self._folder.chmod(0o711)  # nginx's workers are another user where root starts it
-        port = ReservedPort("127.0.0.1")
-        self.url = f"http://127.0.0.1:{port.port}"
-        self._process: subprocess.Popen[bytes] | None = None
+        self._port = ReservedPort("127.0.0.1")
+        self.url = f"http://127.0.0.1:{self._port.port}"
+        self._child: ChildProcess | None = None
         try:
-            text = nginx_configuration(settings or NginxSettings(), port.addresses, ports)
+            text = nginx_configuration(settings or NginxSettings(), self._port.addresses, ports)
             (self._folder / CONFIGURATION).write_text(text, encoding="utf-8")
             check_configuration(nginx, self._folder)
-            port.close()
-            with (self._folder / "output.log").open("wb") as output:
-                self._process = subprocess.Popen(
-                    nginx_command(nginx, self._folder), stdin=subprocess.DEVNULL, stdout=output, stderr=output
-                )
-            self._wait_until_it_listens(port.port)
+            log = self._folder / "nginx.log"
+            self._child = ChildProcess(nginx_command(nginx, self._folder), log)
+            self._wait_until_it_listens(self._child, log)
         except BaseException:
-            port.close()
             self.close()
             raise
 
     def close(self) -> None:
         """End nginx at once, and remove its files. Can be called twice."""
-        if self._process is not None:
-            self._process.terminate()
-            self._process.wait(30)
+        if self._child is not None:
+            self._child.send(signal.SIGTERM)
+            self._child.join(_PATIENCE)
+        self._port.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def __enter__(self) -> LocalNginx:
@@ -70,13 +69,9 @@ class LocalNginx:
     ) -> None:
         self.close()
 
-    def _wait_until_it_listens(self, port: int, seconds: float = 10.0) -> None:
-        assert self._process is not None
-        end = time.monotonic() + seconds
-        while True:
-            with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-                return
-            if self._process.poll() is not None or time.monotonic() > end:
-                said = (self._folder / "output.log").read_text(errors="replace").strip()
-                raise ReplicaError(f"nginx does not start ({said:.200}): see that its port is free.")
+    def _wait_until_it_listens(self, child: ChildProcess, log: Path) -> None:
+        end = time.monotonic() + _PATIENCE
+        while not nginx_listens(self._folder, child.pid):
+            if child.ended or time.monotonic() > end:
+                raise ReplicaError(f"nginx does not start ({last_line(log):.200}): see that its port is free.")
             time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""nginx, the program: where it is, and whether it takes a configuration."""
+"""nginx, the program: where it is, whether it takes a configuration, and whether it serves yet."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from vllm_teach.errors import ReplicaError
 
 HOW_TO_INSTALL = "install nginx (Debian and Ubuntu: apt-get install nginx-light; macOS: brew install nginx)"
 CONFIGURATION = "nginx.conf"
+PID_FILE = "nginx.pid"
 
 
 def find_nginx() -> str | None:
@@ -41,3 +42,15 @@ def check_configuration(nginx: str, folder: Path) -> None:
         raise ReplicaError(f"{nginx} cannot be run ({error}): see that it is nginx.") from error
     if done.returncode:
         raise ReplicaError(f"{nginx} refuses {folder / CONFIGURATION}: {done.stderr.strip()}.")
+
+
+def nginx_listens(folder: Path, pid: int) -> bool:
+    """Whether the nginx that runs as `pid` on the configuration in `folder` has opened its sockets.
+
+    That is when it writes its number to a file. A connection to its address says less: another program may listen
+    there, and this nginx may be about to end for that reason.
+    """
+    try:
+        return (folder / PID_FILE).read_text().strip() == str(pid)
+    except OSError:
+        return False

@@ -5,22 +5,25 @@
   share; without one each worker counts its own, and two workers can send everything to one replica.
 - `proxy_buffering off` passes each token on when it comes. `proxy_ignore_client_abort off` closes the connection to the
   replica when the client goes, which aborts the request there.
-- `proxy_next_upstream error timeout`: what a replica refused at once goes to the next. A POST of which a byte was sent
-  is never repeated; it may have been computed. The client is told, and repeats it or not.
+- `proxy_next_upstream error timeout http_503`: what a replica refused at once goes to the next. A POST of which a byte
+  was sent is never repeated; it may have been computed. The client is told, and repeats it or not. By `http_503` a GET
+  goes on from a replica whose engine is dead: `/health` is that of all of them, 200 as long as one is well.
 - `max_fails` in `fail_timeout` seconds leave a replica out for `fail_timeout`: the passive health check. A replica that
   dies in a stream is no such fail, the refused connection after it is.
 - `keepalive` connections to the replicas are closed by nginx before a replica would (ours: after 75 s), or a request
   could meet a connection that is just being closed.
 - A request's body is read whole before a replica hears of it, so a slow sender costs no replica anything.
+- `X-Request-ID` is the client's own or a new one. The replica gives it back; so does nginx, in what it says itself.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vllm_teach.engine.field_checks import check_choice, check_number, check_whole
+from vllm_teach.serving.replicas.nginx import PID_FILE
+from vllm_teach.serving.replicas.nginx_answers import own_answers
 
 POLICIES = ("least_conn", "round_robin")
 
@@ -85,16 +88,13 @@ def nginx_configuration(
         f"listen [{address}]:{port};" if ":" in address else f"listen {address}:{port};" for address, port in listen
     )
     policy = {"least_conn": "least_conn;", "round_robin": "# Round robin: what nginx does when it is told nothing."}
-    # nginx takes no parameter of more than 4096 characters.
-    metrics = ", ".join(f"http://127.0.0.1:{port}/metrics" for port in replica_ports[:16])
-    metrics += ", ..." if len(replica_ports) > 16 else ""
     return f"""\
 # Written by `vllm-teach serve --replicas`. To run it by hand: nginx -p THIS_FOLDER -c nginx.conf
 daemon off;
 worker_processes {settings.workers};
 worker_rlimit_nofile {files};
 worker_shutdown_timeout {_duration(drain_timeout)};
-pid nginx.pid;
+pid {PID_FILE};
 error_log error.log warn;
 
 events {{
@@ -106,7 +106,7 @@ http {{
     log_format replicas escape=json '{{"time": "$time_iso8601", "client": "$remote_addr", "request": "$request", '
         '"status": "$status", "bytes": "$body_bytes_sent", "seconds": "$request_time", "upstream": "$upstream_addr", '
         '"upstream_status": "$upstream_status", "connect": "$upstream_connect_time", '
-        '"header": "$upstream_header_time", "response": "$upstream_response_time"}}';
+        '"header": "$upstream_header_time", "response": "$upstream_response_time", "request_id": "$named"}}';
     access_log access.log replicas;
     default_type application/json;
     server_tokens off;
@@ -120,6 +120,12 @@ http {{
     map $http_host $host_for_replica {{
         "" $server_addr:$server_port;
         default $http_host;
+    }}
+
+    # What the servers themselves take for a name.
+    map $http_x_request_id $named {{
+        "~^[!-~]{{1,128}}$" $http_x_request_id;
+        default req-$request_id;
     }}
 
     upstream replicas {{
@@ -146,16 +152,17 @@ http {{
             proxy_set_header Host $host_for_replica;
             proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for;
             proxy_set_header X-Forwarded-Proto $scheme;
+            proxy_set_header X-Request-ID $named;
             proxy_buffering off;
             proxy_buffer_size 8k;
             proxy_ignore_client_abort off;
-            proxy_next_upstream error timeout;
+            proxy_next_upstream error timeout http_503;
             proxy_connect_timeout {times["connect_timeout"]};
             proxy_send_timeout {times["send_timeout"]};
             proxy_read_timeout {times["read_timeout"]};
         }}
 
-{_answers(settings, metrics)}
+{own_answers(settings.max_body_bytes, settings.read_timeout, replica_ports)}
     }}
 }}
 """
@@ -177,43 +184,3 @@ def _room_for(connections: int) -> tuple[int, int]:
     if hard != resource.RLIM_INFINITY:
         files = min(files, hard)
     return max(files - others, 16), files
-
-
-def _answers(settings: NginxSettings, metrics: str) -> str:
-    """Return the locations that answer what nginx itself has to say, as OpenAI's error object."""
-    large = f"the body has more than {settings.max_body_bytes} bytes: send less at once."
-    gone = "the replica that had this request went down, or none can be reached: send it again."
-    slow = f"the replica was silent for {settings.read_timeout:g} s: ask for fewer tokens, or stream them."
-    each = f"each replica has metrics of its own: read {metrics}."
-    errors = "\n\n".join(
-        [
-            _error(413, "@large", large, "invalid_request_error", "body_too_large"),
-            _error(502, "@gone", gone, "server_error", "replica_down", {"Retry-After": "1"}),
-            # The official client repeats a 504 by itself, which adds to the load of who is too slow already.
-            _error(504, "@slow", slow, "timeout_error", "replica_timeout", {"X-Should-Retry": "false"}),
-        ]
-    )
-    return f"""\
-        location = /metrics {{
-            return 404 '{_error_object(each, "invalid_request_error", "not_found")}';
-        }}
-
-{errors}"""
-
-
-def _error(
-    status: int, location: str, message: str, kind: str, code: str, headers: Mapping[str, str] | None = None
-) -> str:
-    lines = [f"add_header {name} {value} always;" for name, value in (headers or {}).items()]
-    lines.append(f"return {status} '{_error_object(message, kind, code)}';")
-    body = "\n            ".join(lines)
-    return f"""\
-        error_page {status} {location};
-        location {location} {{
-            {body}
-        }}"""
-
-
-def _error_object(message: str, kind: str, code: str) -> str:
-    text = json.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}})
-    return text.replace("'", r"\'")

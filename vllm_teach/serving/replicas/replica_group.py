@@ -6,26 +6,27 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from vllm_teach import resources
 from vllm_teach.engine.field_checks import check_number, check_whole, refuse
 from vllm_teach.errors import ReplicaError
 from vllm_teach.serving.replicas.nginx import (
     CONFIGURATION,
     HOW_TO_INSTALL,
+    PID_FILE,
     check_configuration,
     find_nginx,
     nginx_command,
+    nginx_listens,
 )
 from vllm_teach.serving.replicas.nginx_configuration import NginxSettings, nginx_configuration
+from vllm_teach.serving.replicas.prometheus_files import write_prometheus_files
 from vllm_teach.serving.replicas.reserved_port import ReservedPort
-from vllm_teach.serving.replicas.server_health import ask_connection, ask_health
+from vllm_teach.serving.replicas.server_health import Health, ask_health
 from vllm_teach.serving.replicas.supervised_process import RestartLimits, SupervisedProcess
 
 ReplicaCommand = Callable[[int, int], Sequence[str]]  # from a replica's number and its port to what serves on it
@@ -59,8 +60,9 @@ class ReplicaGroup:
     """Starts the replicas and nginx, keeps them running, and stops them in order.
 
     `command` gives what runs a replica on a port of 127.0.0.1; that answers `GET /health`, and after SIGTERM finishes
-    what it had begun and ends. Configuration and logs are written to `folder`. `report` is told, a sentence each time,
-    what went down and what is done about it. Where nginx is not installed, the replicas serve on their ports.
+    what it had begun and ends. Each has its share of the cores, by OpenMP's variables, unless these are set here.
+    Configuration and logs are written to `folder`. `report` is told, a sentence each time, what went down and what is
+    done about it. Where nginx is not installed, the replicas serve on their ports.
 
     Raises InvalidArgumentError when the port cannot be served on, ReplicaError when nginx refuses its configuration.
     """
@@ -70,10 +72,12 @@ class ReplicaGroup:
     ) -> None:
         self.folder, self.settings, self._report = folder, settings, report
         self._stopping = asyncio.Event()
-        self._public = ReservedPort(settings.host, settings.port)
-        self._reserved = [ReservedPort("127.0.0.1") for _ in range(settings.replicas)]
-        self.replicas = [self._replica(index, command) for index in range(settings.replicas)]
-        self.nginx = self._prepare_nginx()
+        with ExitStack() as ports:
+            self._public = ports.enter_context(closing(ReservedPort(settings.host, settings.port)))
+            self._reserved = [ports.enter_context(closing(ReservedPort("127.0.0.1"))) for _ in range(settings.replicas)]
+            self.replicas = [self._replica(index, command) for index in range(settings.replicas)]
+            self.nginx = self._prepare_nginx()
+            self._ports = ports.pop_all()
 
     @property
     def addresses(self) -> list[str]:
@@ -101,8 +105,7 @@ class ReplicaGroup:
                 task.cancel()
             await asyncio.gather(serving, stopping, return_exceptions=True)
             await self._stop_all()
-            for port in (self._public, *self._reserved):
-                port.close()
+            self._ports.close()
 
     def stop(self) -> None:
         """Make `run` finish and return; called again, it ends everything at once."""
@@ -122,9 +125,10 @@ class ReplicaGroup:
             await self._keep_replicas()
             return
         await self.nginx.start()
+        openmp = " ".join(f"{name}={value}" for name, value in _openmp(self.settings.replicas).items())
         self._report(
             f"{len(self.replicas)} replicas ({', '.join(self.addresses)}) are served on {self.url} by nginx; "
-            f"configuration and logs are in {self.folder}."
+            f"configuration and logs are in {self.folder}; each replica has {openmp}."
         )
         await _all_of([self.nginx.keep_running(), self._keep_replicas()])
 
@@ -161,9 +165,7 @@ class ReplicaGroup:
 
     def _environment(self, index: int) -> dict[str, str]:
         """Return a replica's environment: its share of the cores, and of the devices where they are given."""
-        environment = dict(os.environ)
-        # Replicas that each compute with all cores wait for each other.
-        environment.setdefault("OMP_NUM_THREADS", str(max(1, _usable_cores() // self.settings.replicas)))
+        environment = {**os.environ, **_openmp(self.settings.replicas)}
         if self.settings.devices:
             environment["CUDA_VISIBLE_DEVICES"] = self.settings.devices[index]
         return environment
@@ -173,7 +175,9 @@ class ReplicaGroup:
         ports = [each.port for each in self._reserved]
         text = nginx_configuration(self.settings.nginx, self._public.addresses, ports, self.settings.drain_timeout)
         (self.folder / CONFIGURATION).write_text(text, encoding="utf-8")
-        (self.folder / "prometheus.yml").write_text(prometheus_configuration(self.addresses), encoding="utf-8")
+        write_prometheus_files(self.folder, self.addresses)
+        # In a container that is started anew with its folders kept, processes often get the numbers that they had.
+        (self.folder / PID_FILE).unlink(missing_ok=True)
         nginx = find_nginx()
         if nginx is None:
             return None
@@ -182,20 +186,17 @@ class ReplicaGroup:
             f"nginx ({self.url})",
             nginx_command(nginx, self.folder),
             self.folder / "nginx.log",
-            partial(ask_connection, *self._public.addresses[0]),
+            self._probe_nginx,
             self.settings.restarts,
             self._report,
             stop_signal=signal.SIGQUIT,
+            probes_on=False,  # it does not hang; and when it is too busy to answer, all streams would end with it
         )
 
-
-def prometheus_configuration(addresses: Sequence[str]) -> str:
-    """Return data/monitoring/prometheus.yml for these servers: through nginx the figures would be any one's."""
-    text = (resources.folder("data") / "monitoring" / "prometheus.yml").read_text(encoding="utf-8")
-    configuration = yaml.safe_load(text)
-    [job] = configuration["scrape_configs"]
-    job["static_configs"] = [{"targets": list(addresses)}]
-    return yaml.safe_dump(configuration, sort_keys=False)
+    async def _probe_nginx(self) -> Health:
+        assert self.nginx is not None
+        assert self.nginx.child is not None
+        return Health.WELL if nginx_listens(self.folder, self.nginx.child.pid) else Health.SILENT
 
 
 async def _all_of(coroutines: Sequence[Coroutine[Any, Any, None]]) -> None:
@@ -206,6 +207,16 @@ async def _all_of(coroutines: Sequence[Coroutine[Any, Any, None]]) -> None:
                 group.create_task(each)
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
+
+
+def _openmp(replicas: int) -> dict[str, str]:
+    """Return OpenMP's variables for one of so many replicas: what is set here, or else a share of the cores.
+
+    Replicas that each compute with all cores wait for each other, and threads that wait by spinning take the cores from
+    those they wait for.
+    """
+    shared = {"OMP_NUM_THREADS": str(max(1, _usable_cores() // replicas)), "OMP_WAIT_POLICY": "PASSIVE"}
+    return {name: os.environ.get(name, value) for name, value in shared.items()}
 
 
 def _usable_cores() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import shlex
 import shutil
 import signal
@@ -23,8 +24,10 @@ from vllm_teach.serving.replicas.supervised_process import RestartLimits
 def serve_replicas(arguments: argparse.Namespace) -> None:
     """Serve by several replicas until SIGTERM or SIGINT, then finish what is in flight and return.
 
-    A second signal ends everything at once. Configuration and logs go to `--run-folder`, or to a temporary folder,
-    which is removed when nothing went wrong. Raises InvalidArgumentError and ReplicaError (see `ReplicaGroup`).
+    A second signal ends everything at once. The end of the terminal, SIGHUP, is such a signal, unless it is ignored as
+    under nohup. Configuration and logs go to `--run-folder`, or to a temporary folder, which is removed when nothing
+    went wrong; either is locked meanwhile. To rotate the logs, truncate those of the replicas; move those of nginx, and
+    send SIGUSR1 to the process that `nginx.pid` names. Raises InvalidArgumentError and ReplicaError (`ReplicaGroup`).
     """
     if sys.platform == "win32":
         raise ReplicaError("--replicas needs signals, which Windows lacks: start servers one by one, with --port.")
@@ -34,12 +37,13 @@ def serve_replicas(arguments: argparse.Namespace) -> None:
 
 
 def run_until_signal(command: ReplicaCommand, folder: Path, settings: ReplicaSettings) -> None:
-    """Run a `ReplicaGroup` in this thread, the main one, until SIGTERM or SIGINT."""
+    """Run a `ReplicaGroup` in this thread, the main one, until SIGTERM, SIGINT or SIGHUP."""
 
     async def run() -> None:
         group = ReplicaGroup(command, folder, settings, _report)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, group.stop)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                asyncio.get_running_loop().add_signal_handler(number, group.stop)
         await group.run()
 
     asyncio.run(run())
@@ -90,7 +94,8 @@ def _folder(named: Path | None) -> Iterator[Path]:
     if named is None:
         folder = Path(tempfile.mkdtemp(prefix="vllm-teach-"))
         folder.chmod(0o711)  # started by root, nginx's workers are someone else, who has to reach what is in it
-        yield folder
+        with _locked(folder):
+            yield folder
         shutil.rmtree(folder)
         return
     try:
@@ -100,7 +105,29 @@ def _folder(named: Path | None) -> Iterator[Path]:
         raise InvalidArgumentError(
             f"--run-folder is {str(named)!r}, where nothing can be written ({error.strerror}): give another."
         ) from error
-    yield named.resolve()
+    with _locked(named):
+        yield named.resolve()
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keep others out: a second command, whose nginx would take this one's place, and who removes old temporary files.
+
+    systemd-tmpfiles leaves alone what is in a locked folder. The lock ends with this process, however that ends.
+    """
+    import fcntl  # Windows has none
+
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise InvalidArgumentError(
+                f"--run-folder is {str(folder)!r}, which another command holds ({error.strerror}): give each its own."
+            ) from error
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _report(text: str) -> None:

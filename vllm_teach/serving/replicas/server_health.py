@@ -29,14 +29,3 @@ async def ask_health(port: int, seconds: float = 10.0) -> Health:
     if len(answer) < 2 or not answer[0].startswith(b"HTTP/"):
         return Health.SILENT
     return Health.WELL if answer[1] == b"200" else Health.ILL
-
-
-async def ask_connection(host: str, port: int, seconds: float = 10.0) -> Health:
-    """Connect and hang up: WELL when somebody listens, else SILENT."""
-    try:
-        async with asyncio.timeout(seconds):
-            _, writer = await asyncio.open_connection(host, port)
-    except OSError:
-        return Health.SILENT
-    writer.close()
-    return Health.WELL

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from vllm_teach.engine.field_checks import check_number, check_whole
 from vllm_teach.errors import ReplicaError
-from vllm_teach.serving.replicas.child_process import ChildProcess, describe_end
+from vllm_teach.serving.replicas.child_process import ChildProcess, describe_end, last_line
 from vllm_teach.serving.replicas.server_health import Health
 
 
@@ -48,7 +48,8 @@ class RestartLimits:
 class SupervisedProcess:
     """One server: `command`, its output in the file `log`, asked for its health by `probe`.
 
-    `name` begins what `report` is told. `stop_signal` makes the server finish what it has begun and end.
+    `name` begins what `report` is told. `stop_signal` makes the server finish what it has begun and end. Where
+    `probes_on` is False it is asked only until it is well for the first time; later nothing but its end counts.
     """
 
     def __init__(
@@ -62,12 +63,13 @@ class SupervisedProcess:
         *,
         environment: Mapping[str, str] | None = None,
         stop_signal: signal.Signals = signal.SIGTERM,
+        probes_on: bool = True,
     ) -> None:
         self.name, self.log = name, log
         self.child: ChildProcess | None = None
         self.times_down = 0  # in a row
         self._command, self._probe, self._limits, self._report = command, probe, limits, report
-        self._environment, self._stop_signal = environment, stop_signal
+        self._environment, self._stop_signal, self._probes_on = environment, stop_signal, probes_on
         self._well_since: float | None = None
 
     async def start(self) -> None:
@@ -128,6 +130,8 @@ class SupervisedProcess:
         assert self.child is not None
         clock = asyncio.get_running_loop().time
         answered, silent = clock(), 0
+        if not self._probes_on:
+            await self.child.wait()
         while not await self.child.ends_within(self._limits.probe_interval):
             health = await self._probe()
             if health is not Health.SILENT:
@@ -161,14 +165,3 @@ class SupervisedProcess:
         # Who was ended by a signal had no time to say why; the last line is another one's then.
         said = f"; its last line: {last_line(self.log):.200}" if status > 0 else ""
         return f"{describe_end(status)} (log: {self.log}{said})"
-
-
-def last_line(log: Path) -> str:
-    """Return the last line of a log that is not empty, "" where there is none; of a long log only the end is read."""
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - 4096))
-            lines = file.read().decode(errors="replace").splitlines()
-    except OSError:  # somebody has removed it
-        return ""
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")
