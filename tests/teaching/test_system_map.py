@@ -11,7 +11,7 @@ from vllm_teach.errors import InvalidArgumentError
 from vllm_teach.teaching import style
 from vllm_teach.teaching.figures.diagram import LOOKS, Arrow, Box, route
 from vllm_teach.teaching.figures.lesson_map import LESSONS, lesson_map
-from vllm_teach.teaching.system_map import LATER, ROOMS, draw_lesson_map, draw_system_map, system_map
+from vllm_teach.teaching.system_map import ROOMS, draw_lesson_map, draw_system_map, system_map
 
 # The rooms of the house plan, each of which has a place on the map.
 DESIGN = (
@@ -94,20 +94,16 @@ def test_the_engine_frame_holds_the_engine_and_nothing_else() -> None:
     assert not any(frame.overlaps(b) for b in data.boxes if b.name not in inside)
 
 
-def test_highlight_and_quiet() -> None:
+def test_highlight() -> None:
     looks = {box.name: box.look for box in system_map(["kv_cache", "kernels"]).boxes}
     assert [name for name, look in looks.items() if look == "here"] == ["kv_cache", "kernels"]
-    assert {name for name, look in looks.items() if look == "planned"} == set(LATER) - {"kernels"}
+    assert set(looks.values()) == {"here", "room"}
     assert system_map(["kv_cache", "kernels"]).title == "You are here: KV cache and kernels"
-    assert "planned" not in {box.look for box in system_map(later=()).boxes}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"), [({"highlight": "gpu"}, "highlight='gpu'"), ({"later": ["x"]}, "later='x'")]
-)
-def test_an_unknown_place_is_refused(arguments: dict, named: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=f"{named}.*kv_cache"):
-        system_map(**arguments)
+def test_an_unknown_place_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"highlight='gpu'.*kv_cache"):
+        system_map("gpu")
 
 
 def test_text_contrast() -> None:

@@ -14,7 +14,6 @@ from vllm_teach.teaching.figures.diagram import Arrow, Box, draw_arrow, draw_box
 from vllm_teach.teaching.figures.lesson_map import LESSONS, Lesson, LessonMap, draw_lesson_map
 
 __all__ = [
-    "LATER",
     "LESSONS",
     "ROOMS",
     "Lesson",
@@ -47,9 +46,6 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "kernels": ("kernels",),
     "measuring": ("counters", "performance", "training", "validation", "teaching"),
 }
-
-# Places that later lessons build: on the map from the start, drawn quietly until they exist.
-LATER = ("server", "metrics")
 
 
 @dataclass(frozen=True)
@@ -119,31 +115,28 @@ def _arrows(boxes: tuple[Box, ...]) -> tuple[Arrow, ...]:
     )
 
 
-def system_map(highlight: str | Sequence[str] = (), later: Sequence[str] = LATER) -> SystemMap:
-    """Return the map as data: `highlight` names one place or several, `later` the places drawn quietly.
+def system_map(highlight: str | Sequence[str] = ()) -> SystemMap:
+    """Return the map as data: `highlight` names one place or several.
 
-    A highlighted place is never quiet. Raises InvalidArgumentError for a place that is not on the map.
+    Raises InvalidArgumentError for a place that is not on the map.
     """
     chosen = (highlight,) if isinstance(highlight, str) else tuple(highlight)
     boxes = _boxes()
     for name in chosen:
         find(boxes, name, "highlight")
-    for name in later:
-        find(boxes, name, "later")
-    looks = dict.fromkeys(later, "planned") | dict.fromkeys(chosen, "here")
-    boxes = tuple(replace(box, look=looks.get(box.name, "room")) for box in boxes)
+    boxes = tuple(replace(box, look="here" if box.name in chosen else "room") for box in boxes)
     first, last = find(boxes, "kv_cache"), find(boxes, "sampler")
     pad = 0.14
     frame = (first.x - pad, first.y - pad, last.x + last.w - first.x + 2 * pad, last.y + last.h - first.y + pad + 0.3)
     return SystemMap(boxes, _arrows(boxes), chosen, frame, (_W, _H))
 
 
-def draw_system_map(highlight: str | Sequence[str] = (), later: Sequence[str] = LATER) -> tuple[Figure, SystemMap]:
+def draw_system_map(highlight: str | Sequence[str] = ()) -> tuple[Figure, SystemMap]:
     """Draw the way of a request through the engine, with the places in `highlight` marked; see `system_map`.
 
     Returns the figure (8.4 x 4.2 inches) and its data.
     """
-    data = system_map(highlight, later)
+    data = system_map(highlight)
     figure, axes = page(*data.size, title=data.title)
     x, y, w, h = data.frame
     axes.add_patch(

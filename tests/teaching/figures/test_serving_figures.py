@@ -72,6 +72,9 @@ def test_spans() -> None:
     assert spans["two"].slowest_health == 0
     figure = draw_request_spans(spans, title="t")
     assert [patch.get_width() for patch in figure.axes[0].patches] == pytest.approx([1.0, 2.5, 0.3, 0.1])
+    # A check that took no time is a line, and must have the colour that the caption names.
+    plain = [patch.get_edgecolor() == patch.get_facecolor() for patch in figure.axes[0].patches]
+    assert plain == [False, False, True, True]
     plt.close(figure)
     with pytest.raises(InvalidArgumentError):
         draw_request_spans({"none": Spans(())}, title="t")

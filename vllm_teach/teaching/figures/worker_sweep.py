@@ -22,11 +22,11 @@ def relative_throughput(runs: Mapping[int, FleetRun]) -> dict[int, float]:
 def draw_worker_sweep(lines: Mapping[str, Mapping[int, float]], *, title: str) -> Figure:
     """Draw for each name the relative throughput over the number of workers; returns the figure."""
     figure, ax = plt.subplots(figsize=(7.6, 3.6))
-    ax.axhline(1, color=style.colour("baseline"), linestyle=":")
+    ax.axhline(1, color=style.colour("baseline"), linestyle=":", label="one engine")
     for (name, values), (look, ink) in zip(lines.items(), _LOOKS, strict=False):
         ax.plot(list(values), list(values.values()), look, color=ink, label=name)
     style.label_axis(ax, "x", "engines on the device", ticks=sorted({k for values in lines.values() for k in values}))
-    style.label_axis(ax, "y", "throughput, one engine = 1", unit="modelled")
+    style.label_axis(ax, "y", "relative throughput", unit="modelled")
     ax.set_ylim(0, 1.25)
     ax.set_title(title)
     ax.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0)
