@@ -79,6 +79,9 @@ def _add_limits(limits: Any) -> None:
     limits.add_argument("--max-body-bytes", type=count, default=1 << 20, help="of a request (default: 1 MiB)")
     limits.add_argument("--body-timeout", type=float, default=30.0, help="seconds to send it in (default: 30)")
     limits.add_argument(
+        "--send-timeout", type=float, default=60.0, help="seconds that a client may not read (default: 60)"
+    )
+    limits.add_argument(
         "--drain-timeout", type=float, default=30.0, help="seconds for what is in flight at the end (default: 30)"
     )
 
@@ -133,6 +136,7 @@ def _serve_one(arguments: argparse.Namespace) -> None:
     server_settings = server.ServerSettings(
         drain_timeout=arguments.drain_timeout,
         header_timeout=arguments.header_timeout,
+        send_timeout=arguments.send_timeout,
         access_log=arguments.access_log,
     )
     limits = ServingLimits(

@@ -23,6 +23,31 @@ def test_what_the_work_raises_comes_out():
             asyncio.run(beside_the_loop(size, lambda: 1 // 0))
 
 
+def test_long_works_wait_for_each_other_and_hold_up_no_shorter_one():
+    go_on, working, most = threading.Event(), 0, 0
+
+    def work() -> None:
+        nonlocal working, most
+        working += 1
+        most = max(most, working)
+        assert go_on.wait(30)
+        working -= 1
+
+    async def try_it() -> None:
+        async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+            for _ in range(4):
+                tasks.create_task(beside_the_loop(1 << 20, work))
+            while not working:
+                await asyncio.sleep(0.001)
+            assert await beside_the_loop(10_000, lambda: "done") == "done"
+            go_on.set()
+
+    for _ in range(2):  # in two event loops
+        go_on.clear()
+        asyncio.run(try_it())
+    assert (working, most) == (0, 1)
+
+
 @pytest.fixture
 def threads(monkeypatch):
     """The threads in which log-probabilities are written."""

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from vllm_teach.serving.http.bounded_protocol import MOST_HEADER_BYTES
+from vllm_teach.serving.http.bounded_protocol import MOST_AHEAD, MOST_HEADER_BYTES
 from vllm_teach.serving.http.server import ServerSettings
 
 GET = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -42,6 +42,46 @@ def test_half_of_a_second_request_is_closed_too(impatient):
         assert read_answer(connection)[0] == 200
         connection.sendall(GET[:20])
         assert connection.recv(100) == b""
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [(GET, b"\r\n"), (GET[:-2] + b"content-length: 9\r\n\r\n", b"a"), (b"POST /nothing HTTP/1.1\r\n\r\n", b"\r\n")],
+)
+def test_what_begins_no_request_does_not_stop_the_clock(impatient, first, then):
+    with socket.create_connection(impatient.address, timeout=30) as connection:
+        connection.sendall(first)
+        assert read_answer(connection)[0] in (200, 404)
+        connection.sendall(then)
+        assert connection.recv(100) == b""
+
+
+def test_who_is_far_ahead_of_the_answers_gets_some_and_then_the_connection_ends(impatient):
+    asked = 10 * MOST_AHEAD
+    answers = b""
+    with socket.create_connection(impatient.address, timeout=30) as connection, contextlib.suppress(ConnectionError):
+        connection.sendall(GET * asked)
+        while piece := connection.recv(65536):
+            answers += piece
+    assert 0 < answers.count(b'{"status":"ok"}') < asked
+
+
+def test_who_is_a_little_ahead_gets_all(impatient):
+    answers = b""
+    with socket.create_connection(impatient.address, timeout=30) as connection:
+        connection.sendall(GET * MOST_AHEAD)
+        while answers.count(b'{"status":"ok"}') < MOST_AHEAD:
+            answers += connection.recv(65536)
+
+
+def test_who_does_not_read_the_answer_is_cut_and_the_request_aborted(serve_scripted, says):
+    running = serve_scripted([[says("x" * 50_000)] * 2000], ServerSettings(send_timeout=0.2))
+    body = json.dumps({"prompt": "A", "stream": True}).encode()
+    with socket.create_connection(running.address, timeout=30) as connection:
+        connection.sendall(POST + b"content-length: %d\r\n\r\n" % len(body) + body)
+        assert connection.recv(15) == b"HTTP/1.1 200 OK"  # and no more: its 100 MB stay where they are
+        running.until(lambda: running.engine.streams[0].closed.is_set())
+        assert not running.call(lambda: running.server.server_state.connections)
 
 
 def test_a_body_that_does_not_come_is_408_and_the_connection_is_closed(impatient):

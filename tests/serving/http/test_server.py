@@ -10,7 +10,7 @@ import pytest
 from vllm_teach.errors import InvalidArgumentError
 from vllm_teach.serving.http import draining_server
 from vllm_teach.serving.http.request_ids import new_id
-from vllm_teach.serving.http.server import ServerSettings, bind
+from vllm_teach.serving.http.server import ServerSettings, bind, run, serve
 
 
 def test_a_client_that_never_reads_cannot_keep_the_server_from_ending(serve_scripted, says, monkeypatch):
@@ -52,6 +52,17 @@ def test_a_port_in_use_and_a_host_that_is_none_are_refused():
     for host in ("no.such.name.invalid", "a" * 300, "\ud800"):
         with pytest.raises(InvalidArgumentError, match="cannot be served on"):
             bind(host, 0)
+
+
+def test_a_port_where_another_began_to_listen_meanwhile_is_refused(scripted):
+    """Two servers that load their models at the same time can both bind it."""
+    _, engine = scripted()
+    with bind("127.0.0.1", 0) as first:
+        port = first.getsockname()[1]
+        second = bind("127.0.0.1", port)
+        first.listen()
+        with pytest.raises(InvalidArgumentError, match=f"port={port} of host='127.0.0.1' .*already in use"):
+            run(serve(engine, second))
 
 
 def test_what_was_there_before_is_not_searched_for_garbage_while_it_serves(serve_scripted):

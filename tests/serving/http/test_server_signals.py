@@ -134,6 +134,7 @@ def test_a_port_in_use_is_one_line_before_the_model_is_loaded():
         (["--queue-timeout", "-1"], "queue_timeout"),
         (["--drain-timeout", "-1"], "drain_timeout"),
         (["--header-timeout", "0"], "header_timeout"),
+        (["--send-timeout", "0"], "send_timeout"),
         (["--body-timeout", "nan"], "body_timeout"),
     ],
 )

@@ -21,6 +21,7 @@ from vllm_teach.serving.http.settings import AppSettings
         (AppSettings, "retry_after", 0),
         (ServerSettings, "drain_timeout", -1),
         (ServerSettings, "header_timeout", 0),
+        (ServerSettings, "send_timeout", 0),
         (ServerSettings, "access_log", "yes"),
     ],
 )

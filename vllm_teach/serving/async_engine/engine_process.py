@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
@@ -163,4 +164,7 @@ def _reap(process: subprocess.Popen[bytes], pipe: MessagePipe, patience: float) 
 
 def _died(code: int) -> EngineDeadError:
     how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-    return EngineDeadError(f"the engine's process {how}: start the engine again; its standard error may say why.")
+    why = "its standard error may say why"
+    if -code == getattr(signal, "SIGBUS", None):
+        why = "a swap file that was cut short, or whose disk copies on write and is full, does that"
+    return EngineDeadError(f"the engine's process {how}: start the engine again; {why}.")

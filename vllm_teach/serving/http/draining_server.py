@@ -12,6 +12,7 @@ from types import FrameType
 
 import uvicorn
 
+from vllm_teach.errors import InvalidArgumentError
 from vllm_teach.serving.async_engine.async_engine import AsyncLLMEngine
 
 # After the drain, for what was ended to say so.
@@ -38,8 +39,10 @@ class DrainingServer(uvicorn.Server):
         self._at_once = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen."""
+        """Listen. Raises InvalidArgumentError when another process began to listen there meanwhile."""
         self._loop = asyncio.get_running_loop()
+        for sock in sockets or []:
+            _listen(sock, self.config.backlog)
         await super().startup(sockets)
         if self.on_serving is not None:
             self.on_serving(self)
@@ -94,3 +97,14 @@ class DrainingServer(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """End, as a signal says."""
         self.end()
+
+
+def _listen(sock: socket.socket, backlog: int) -> None:
+    # Here, as uvloop says nothing of a socket that cannot: it just closes it.
+    host, port = sock.getsockname()[:2]
+    try:
+        sock.listen(backlog)
+    except OSError as error:
+        reason = error.strerror or error
+        message = f"port={port} of host={host!r} cannot be served on ({reason}): choose another one."
+        raise InvalidArgumentError(message) from error

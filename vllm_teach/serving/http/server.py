@@ -36,17 +36,20 @@ class ServerSettings:
     """How the server treats its connections, each checked on construction: InvalidArgumentError names the bad one.
 
     Told to end, it waits `drain_timeout` seconds for what is in flight; what is left ends in an error. A connection
-    that does not send its headers within `header_timeout` seconds is closed. `access_log` prints a line a request.
+    that does not send its headers within `header_timeout` seconds is closed, and one that takes nothing of its answer
+    for `send_timeout`. `access_log` prints a line a request.
     """
 
     drain_timeout: float = 30.0
     header_timeout: float = 15.0
+    send_timeout: float = 60.0
     access_log: bool = False
 
     def __post_init__(self) -> None:
         take_plain_numbers(self)
         check_number("drain_timeout", self.drain_timeout, 0, hint="use seconds from 0")
         check_number("header_timeout", self.header_timeout, 0, open_low=True, hint="use seconds above 0")
+        check_number("send_timeout", self.send_timeout, 0, open_low=True, hint="use seconds above 0")
         check_flag("access_log", self.access_log)
 
 
@@ -113,7 +116,7 @@ async def serve(
             app = create_app(engine, app_settings, metrics)
             config = uvicorn.Config(
                 app,
-                http=protocol_with(settings.header_timeout),
+                http=protocol_with(settings.header_timeout, settings.send_timeout),
                 ws="none",
                 lifespan="on",
                 log_level="info" if settings.access_log else "warning",
