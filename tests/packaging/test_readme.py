@@ -26,7 +26,8 @@ def test_the_table_of_lessons_calls_ready_what_is_there():
 
 
 def test_every_command_named_in_the_readme_parses():
-    lines = re.findall(r"^vllm-teach (.+?)(?:\s+#.*)?$", README, flags=re.MULTILINE)
+    whole = README.replace("\\\n", " ")
+    lines = re.findall(r"^vllm-teach (.+?)(?:\s+#.*)?$", whole, flags=re.MULTILINE)
     assert len(lines) >= 3
     for line in lines:
         words = [quoted or plain for quoted, plain in re.findall(r'"([^"]*)"|(\S+)', line)]

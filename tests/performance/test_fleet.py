@@ -92,6 +92,15 @@ def test_replicas_may_have_costs_of_their_own() -> None:
     assert fleet.times[0].latency < fleet.times[1].latency
 
 
+def test_any_object_that_tells_seconds_is_a_cost() -> None:
+    class Constant:
+        def seconds(self, plan, block_size: int) -> float:
+            return 2.0
+
+    fleet = simulate_fleet([Arrival(4, 3)], Constant(), 1)
+    assert fleet.times[0].tokens == (2, 4, 6)
+
+
 @pytest.mark.parametrize(
     ("arrivals", "cost", "count", "policy", "named"),
     [

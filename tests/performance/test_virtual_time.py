@@ -2,7 +2,7 @@
 
 import pytest
 
-from vllm_teach.engine.events import Arrived, Preempted
+from vllm_teach.engine.events import Admitted, Arrived, Preempted
 from vllm_teach.engine.llm import LLM
 from vllm_teach.engine.sampling_params import SamplingParams
 from vllm_teach.errors import InvalidArgumentError
@@ -92,6 +92,47 @@ def test_quantile_is_the_nearest_rank() -> None:
 def test_a_cost_is_not_negative(name) -> None:
     with pytest.raises(InvalidArgumentError, match=name):
         StepCost(**{name: -1.0})
+
+
+def test_prompts_of_one_group_find_their_prefix_in_the_cache() -> None:
+    arrivals = [Arrival(12, 1, time=10.0 * i, prefix_len=8, prefix_group=i // 2) for i in range(4)]
+    run = simulate(arrivals, COST, block_size=4, prefix_cache="hash")
+    assert [each.num_cached_tokens for each in run.events.of(Admitted)] == [0, 8, 0, 8]
+    assert simulate(arrivals, COST, block_size=4).num_computed - run.num_computed == 16
+
+
+def test_eviction_and_placement_are_the_caches() -> None:
+    arrivals = [Arrival(12, 1, time=10.0 * i, prefix_len=8, prefix_group=i % 2) for i in range(8)]
+    shared = {"block_size": 4, "num_blocks": 5, "prefix_cache": "hash"}
+    kept, forgotten = (simulate(arrivals, COST, **shared, eviction=name).num_computed for name in ("lru", "none"))
+    assert kept < forgotten == 8 * 12
+    with pytest.raises(InvalidArgumentError, match="placement='anywhere'"):
+        simulate(arrivals, COST, placement="anywhere")
+
+
+def test_each_step_is_watched_before_its_results_are_known() -> None:
+    seen = []
+
+    def watch(start, end, plan, scheduler) -> None:
+        seen.append((start, end, plan.num_tokens, scheduler.kv.pool.num_held, scheduler.has_unfinished()))
+
+    run = simulate([Arrival(3, 2), Arrival(20, 1, time=50.0)], StepCost(step=1.0, token=0.0), watch=watch)
+    assert seen == [(0, 1, 3, 1, True), (1, 2, 1, 1, True), (50, 51, 20, 2, True)]
+    assert run.num_steps == len(seen)
+
+
+def test_what_is_kept_of_the_events_changes_nothing_else() -> None:
+    arrivals = [Arrival(5 + i, 12, time=0.1 * i) for i in range(9)]
+    pool = {"num_blocks": 12, "block_size": 4, "max_num_seqs": 8, "max_num_batched_tokens": 16, "watermark": 0.0}
+    whole, short = simulate(arrivals, COST, **pool), simulate(arrivals, COST, **pool, max_events=5)
+    assert (len(short.events), short.times, short.num_preemptions) == (5, whole.times, whole.num_preemptions)
+
+
+@pytest.mark.parametrize("field", ["prompt_len", "output_len"])
+@pytest.mark.parametrize("value", [0, -1, 1.5, True])
+def test_a_length_is_a_whole_number_from_one(field: str, value: object) -> None:
+    with pytest.raises(InvalidArgumentError, match=field):
+        Arrival(**{"prompt_len": 1, "output_len": 1, field: value})
 
 
 def test_nothing_to_simulate() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 
@@ -93,7 +94,11 @@ def make_folder(path: Path) -> None:
             raise PermissionError(f"{path.parent} is read-only")
 
 
-def save_measurements(found: Measurements, path: Path) -> None:
+class _Record(Protocol):
+    def to_json(self) -> dict[str, Any]: ...
+
+
+def save_measurements(found: _Record, path: Path) -> None:
     """Write the file whole or not at all: neither a reader in another process nor an interrupt leaves half of it.
 
     Raises CacheError when it cannot be written.

@@ -12,6 +12,9 @@ from vllm_teach.cli.arguments import add_model, count, port
 from vllm_teach.cli.bench import add_bench
 from vllm_teach.cli.output import OutputError, discard_output, escape_what_the_terminal_lacks, write
 from vllm_teach.cli.serve import add_serve
+from vllm_teach.cli.simulate import add_simulate
+from vllm_teach.cli.tune import add_tune
+from vllm_teach.cli.validate import add_validate
 from vllm_teach.errors import InvalidArgumentError, VllmTeachError
 
 
@@ -100,14 +103,6 @@ def run_quantize(arguments: argparse.Namespace) -> None:
         raise
 
 
-def run_tune(arguments: argparse.Namespace) -> None:
-    """Measure which attention backend is fastest here at which size; the policy "measured" reads the result."""
-    from vllm_teach.performance.tuning import tune
-
-    write(tune(progress=not arguments.quiet))
-    write("\n`vllm_teach.backends.attend` and `explain` use this table when they are called with policy='measured'.")
-
-
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands; each subparser carries its function as `run`."""
     parser = argparse.ArgumentParser(prog="vllm-teach", description="A vLLM-style inference system to learn from.")
@@ -170,12 +165,11 @@ def build_parser() -> argparse.ArgumentParser:
     quantize.add_argument("--quiet", action="store_true", help="no progress bar")
     quantize.set_defaults(run=run_quantize)
 
-    tune = commands.add_parser("tune", help="measure once which attention backend is fastest here at which size")
-    tune.add_argument("--quiet", action="store_true", help="no progress bar")
-    tune.set_defaults(run=run_tune)
-
+    add_tune(commands)
     add_serve(commands)
     add_bench(commands)
+    add_simulate(commands)
+    add_validate(commands)
     return parser
 
 

@@ -21,7 +21,7 @@ class _Result(Protocol):
 
 def add_bench(commands: Any) -> None:
     """Add `bench` and all that it measures to the subparsers of `vllm-teach`."""
-    what = "attention, linear, memory, norms, quantization, serve, throughput"
+    what = "attention, linear, memory, norms, quantization, serve, simulate, throughput"
     bench = commands.add_parser("bench", help=f"measure: {what}").add_subparsers(required=True, metavar="WHAT")
     _add_attention(bench.add_parser("attention", help="time and memory of the attention backends, as ratios"))
     _add_linear(bench.add_parser("linear", help="products with quantised weights, ours and PyTorch's, beside bfloat16"))
@@ -29,6 +29,7 @@ def add_bench(commands: Any) -> None:
     _add_norms(bench.add_parser("norms", help="LayerNorm and RMSNorm in one kernel, and operation by operation"))
     _add_quantization(bench.add_parser("quantization", help="perplexity, bytes and speed of quantised weights"))
     add_bench_serve(bench.add_parser("serve", help="latencies and goodput of an OpenAI-compatible server under load"))
+    _add_simulate(bench.add_parser("simulate", help="steps a second of the simulator, at three batch sizes"))
     _add_throughput(bench.add_parser("throughput", help="tokens a second of the engine beside another system"))
 
 
@@ -160,6 +161,24 @@ def _bench_quantization(arguments: argparse.Namespace) -> tuple[_Result, Callabl
             progress=not arguments.quiet,
         )
     return bench, format_quantization
+
+
+def _add_simulate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", default="llama-2-70b", help="shape, alias or folder (default: llama-2-70b)")
+    parser.add_argument("--hardware", default="a100-80gb-sxm", help="(default: a100-80gb-sxm)")
+    parser.add_argument("--tensor-parallel-size", type=count, default=8, help="devices (default: 8)")
+    parser.add_argument("--rounds", type=count, default=3, help="each batch size once a round (default: 3)")
+    add_json(parser)
+    parser.set_defaults(run=_measured(_bench_simulate))
+
+
+def _bench_simulate(arguments: argparse.Namespace) -> tuple[_Result, Callable[[Any], str]]:
+    from vllm_teach.performance.simulator.speed import bench_simulator, format_simulator_bench
+
+    bench = bench_simulator(
+        arguments.model, arguments.hardware, arguments.tensor_parallel_size, rounds=arguments.rounds
+    )
+    return bench, format_simulator_bench
 
 
 def _add_throughput(parser: argparse.ArgumentParser) -> None:

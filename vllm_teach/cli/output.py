@@ -38,13 +38,13 @@ def discard_output() -> None:
 
 def write_json(path: Path, result: dict[str, object]) -> None:
     """Write a measurement's figures; raises InvalidArgumentError when the file cannot be written."""
-    with _output_file_errors(path):
+    with output_file_errors(path):
         path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
-def check_output_file(path: Path) -> None:
+def check_output_file(path: Path, option: str = "--json") -> None:
     """Raise InvalidArgumentError, before minutes are spent, when no file can be written there."""
-    with _output_file_errors(path):
+    with output_file_errors(path, option):
         if path.is_dir() or not path.parent.is_dir():
             raise FileNotFoundError("it is a folder, or its folder is not there")
         if not os.access(path if path.exists() else path.parent, os.W_OK):
@@ -52,10 +52,11 @@ def check_output_file(path: Path) -> None:
 
 
 @contextmanager
-def _output_file_errors(path: Path) -> Iterator[None]:
+def output_file_errors(path: Path, option: str = "--json") -> Iterator[None]:
+    """Raise InvalidArgumentError, which names `option`, for an OSError inside."""
     try:
         yield
     except OSError as error:
         raise InvalidArgumentError(
-            f"--json is {str(path)!r}, which cannot be written ({error}): give a file."
+            f"{option} is {str(path)!r}, which cannot be written ({error}): give a file."
         ) from error

@@ -21,9 +21,9 @@ from vllm_teach.kvcache.manager import KVCacheManager
 from vllm_teach.performance.virtual_time import (
     Arrival,
     ChargedRunner,
+    Cost,
     NoModel,
     RequestTimes,
-    StepCost,
     VirtualClock,
     make_sequence,
     quantile,
@@ -104,7 +104,7 @@ def choose_replica(policy: str, in_flight: Many[int], number: int, source: rando
 
 def simulate_fleet(
     arrivals: Many[Arrival],
-    cost: StepCost | Many[StepCost],
+    cost: Cost | Many[Cost],
     num_replicas: int,
     policy: str = "least_conn",
     *,
@@ -120,7 +120,7 @@ def simulate_fleet(
     "random"'s. With one replica and no patience the times are those of `virtual_time.simulate`. Raises what the
     scheduler raises, and InvalidArgumentError for no arrivals, no replicas, another number of costs, another policy.
     """
-    costs = [cost] * num_replicas if isinstance(cost, StepCost) else list(cost)
+    costs = list(cost) if isinstance(cost, Many) else [cost] * num_replicas
     if not arrivals or num_replicas < 1 or len(costs) != num_replicas:
         raise InvalidArgumentError(
             f"{len(arrivals)} arrivals, num_replicas={num_replicas} and {len(costs)} costs make no fleet: give at "
@@ -175,7 +175,7 @@ class _Replica:
     """One engine: it stands still at any time, also in the middle of a step, so that others can be looked at."""
 
     def __init__(
-        self, cost: StepCost, patience: Patience, num_blocks: int, block_size: int, config: dict[str, Any]
+        self, cost: Cost, patience: Patience, num_blocks: int, block_size: int, config: dict[str, Any]
     ) -> None:
         self.clock, self.patience = VirtualClock(), patience
         self.live: dict[int, _Live] = {}

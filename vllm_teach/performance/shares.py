@@ -55,6 +55,7 @@ class Share:
     `time_share` is the median of its share of the seconds. `memory_share` is its share of the intermediate bytes alive
     at the moment of the peak, and `allocated_share` its share of all intermediate bytes that the pass allocated, alive
     at once or not (what a training step without recomputation would have to keep). Weights are no intermediates.
+    `time_shares` are those of the repetitions.
     """
 
     n: int
@@ -65,6 +66,7 @@ class Share:
     allocated_share: float
     attention_peak_bytes: int
     peak_bytes: int
+    time_shares: tuple[float, ...] = ()
 
 
 def flop_share(n: float, shape: LayerShape, *, skip_masked: bool = False) -> float:
@@ -124,6 +126,7 @@ def measure_share(
         statistics.median(attention for attention, _ in samples),
         statistics.median(total for _, total in samples),
         *memory,
+        time_shares=tuple(attention / total for attention, total in samples),
     )
 
 

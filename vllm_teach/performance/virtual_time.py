@@ -7,12 +7,14 @@ Only the runner is replaced. The plans, the blocks and the events are those of `
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
-from vllm_teach.engine.events import EventLog, Preempted, StepEnded
+from vllm_teach.engine.events import EventLog, StepEnded
+from vllm_teach.engine.field_checks import check_number, check_whole
 from vllm_teach.engine.plan import Plan, StepResult
 from vllm_teach.engine.request import SampledToken, Sequence
 from vllm_teach.engine.sampling_params import SamplingParams
@@ -34,6 +36,13 @@ class VirtualClock:
     def __call__(self) -> float:
         """Return the virtual time."""
         return self.now
+
+
+class Cost(Protocol):
+    """Says how long a step takes."""
+
+    def seconds(self, plan: Plan, block_size: int) -> float:
+        """Return the modelled seconds of `plan`, of a cache with blocks of `block_size` tokens."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +78,7 @@ class _Runner(Protocol):
 class ChargedRunner:
     """Lets `runner` compute a plan, and moves `clock` by what `cost` says it takes."""
 
-    def __init__(self, runner: _Runner, clock: VirtualClock, cost: StepCost, block_size: int) -> None:
+    def __init__(self, runner: _Runner, clock: VirtualClock, cost: Cost, block_size: int) -> None:
         self._runner, self._clock, self._cost, self._block_size = runner, clock, cost, block_size
 
     def execute(self, plan: Plan) -> StepResult:
@@ -79,7 +88,7 @@ class ChargedRunner:
         return result
 
 
-def put_on_virtual_time(engine: LLMEngine, cost: StepCost) -> VirtualClock:
+def put_on_virtual_time(engine: LLMEngine, cost: Cost) -> VirtualClock:
     """Let `engine` go on as it is, but tell its events' times by a virtual clock, which is returned.
 
     The tokens stay real, the model's. Changes `engine.runner` and the clock of `engine.events`; only the events' times
@@ -93,12 +102,25 @@ def put_on_virtual_time(engine: LLMEngine, cost: StepCost) -> VirtualClock:
 
 @dataclass(frozen=True)
 class Arrival:
-    """A request that comes at `time` (virtual seconds) with so many tokens in its prompt and, later, its output."""
+    """A request that comes at `time` (virtual seconds) with so many tokens in its prompt and, later, its output.
+
+    The first `prefix_len` tokens of its prompt, fewer than all, are those of the others of the same `prefix_group`.
+    """
 
     prompt_len: int
     output_len: int
     time: float = 0.0
     priority: int = 0
+    prefix_len: int = 0
+    prefix_group: int = 0
+
+    def __post_init__(self) -> None:
+        check_whole("prompt_len", self.prompt_len, 1)
+        check_whole("output_len", self.output_len, 1)
+        check_number("time", self.time, 0, hint="use a number of seconds from 0")
+        hint = f"use 0 to prompt_len - 1, which is {self.prompt_len - 1}"
+        check_whole("prefix_len", self.prefix_len, 0, self.prompt_len - 1, hint=hint)
+        check_whole("prefix_group", self.prefix_group, 0)
 
 
 @dataclass(frozen=True)
@@ -128,7 +150,8 @@ class RequestTimes:
 class Simulation:
     """What happened, in virtual time: events, a RequestTimes for each arrival in order, and the cache at the end.
 
-    `peak_host_blocks` is the most host blocks that were in use after a step, `num_computed` all tokens of all steps.
+    `peak_host_blocks` is the most host blocks that were in use after a step, `num_computed` all tokens of all steps,
+    `num_preemptions` how often a sequence lost its blocks.
     """
 
     events: EventLog
@@ -139,16 +162,12 @@ class Simulation:
     num_computed: int
     num_output_tokens: int
     peak_host_blocks: int
+    num_preemptions: int
 
     @property
     def throughput(self) -> float:
         """Output tokens per virtual second."""
         return self.num_output_tokens / self.seconds
-
-    @property
-    def num_preemptions(self) -> int:
-        """How often a sequence lost its blocks."""
-        return len(self.events.of(Preempted))
 
     def to_first_token(self, share: float) -> float:
         """Return the TTFT that `share` (0 to 1) of the requests do not exceed."""
@@ -178,37 +197,56 @@ def quantile(values: Many[float], share: float) -> float:
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
+class Watch(Protocol):
+    """Looks at each step of a simulation."""
+
+    def __call__(self, start: float, end: float, plan: Plan, scheduler: Scheduler) -> None:
+        """`plan` was computed from `start` to `end`; `scheduler` does not have its results yet."""
+
+
 def simulate(
     arrivals: Many[Arrival],
-    cost: StepCost,
+    cost: Cost,
     *,
     num_blocks: int = 100_000,
     block_size: int = 16,
     num_host_blocks: int = 0,
     prefix_cache: str | None = None,
+    eviction: str = "lru",
+    placement: str = "scattered",
+    max_events: int | None = None,
+    watch: Watch | None = None,
     **config: Any,
 ) -> Simulation:
     """Serve `arrivals` with the real scheduler and cache, each step taking what `cost` says.
 
-    `config` has the fields of SchedulerConfig. All prompts differ in their first token, and every output has its full
-    length. Raises what the scheduler raises, and InvalidArgumentError for no arrivals.
+    The cache is a KVCacheManager's, and `config` has the fields of SchedulerConfig. `watch` is called for each step; of
+    the events the newest `max_events` are kept, or all. Prompts differ in the first token behind their shared prefix,
+    and every output has its full length. Raises what the scheduler raises, and InvalidArgumentError for no arrivals.
     """
     if not arrivals:
         raise InvalidArgumentError("arrivals is empty: give at least one request.")
     clock = VirtualClock()
-    events = EventLog(clock=clock)
+    events = EventLog(clock=clock, max_events=max_events)
     kv = KVCacheManager(
-        num_blocks, block_size, prefix_cache=prefix_cache, num_host_blocks=num_host_blocks, record=events.record
+        num_blocks,
+        block_size,
+        prefix_cache=prefix_cache,
+        eviction=eviction,
+        placement=placement,
+        num_host_blocks=num_host_blocks,
+        record=events.record,
     )
     scheduler = Scheduler(kv, SchedulerConfig(**config), events)
     runner = ChargedRunner(NoModel(), clock, cost, block_size)
-    coming = sorted(range(len(arrivals)), key=lambda index: arrivals[index].time)
+    coming = deque(sorted(range(len(arrivals)), key=lambda index: arrivals[index].time))
     times: list[list[float]] = [[] for _ in arrivals]
     computed = peak = 0
+    usage = kv.usage()
 
     def arrive(until: float) -> None:
         while coming and arrivals[coming[0]].time <= until:
-            index = coming.pop(0)
+            index = coming.popleft()
             clock.now = max(clock.now, arrivals[index].time)
             scheduler.add(make_sequence(index, arrivals[index]))
 
@@ -223,13 +261,15 @@ def simulate(
         clock.now = end
         for seq_id in result.tokens:
             times[seq_id].append(end)
+        if watch is not None:
+            watch(start, end, plan, scheduler)
         scheduler.update(plan, result)
         scheduler.observe(end - start)
         computed += plan.num_tokens
-        peak = max(peak, kv.usage().host_blocks_used) if num_host_blocks else 0
+        peak = max(peak, kv.renew(usage).host_blocks_used) if num_host_blocks else 0
     told = tuple(RequestTimes(a.time, tuple(t)) for a, t in zip(arrivals, times, strict=True))
-    outputs = sum(map(len, times))
-    return Simulation(events, told, kv, clock.now, events.step, computed, outputs, peak)
+    outputs, preempted = sum(map(len, times)), scheduler.preemptions.total()
+    return Simulation(events, told, kv, clock.now, events.step, computed, outputs, peak, preempted)
 
 
 class NoModel:
@@ -242,12 +282,13 @@ class NoModel:
 
 
 def make_sequence(index: int, arrival: Arrival) -> Sequence:
-    """Return the sequence `index` of such a request; its prompt differs from all others' in its first token."""
+    """Return the sequence `index` of such a request; no other's prompt has the first token behind its shared prefix."""
     params = SamplingParams(max_tokens=arrival.output_len, ignore_eos=True)
+    shared = (-1 - arrival.prefix_group,) * arrival.prefix_len
     return Sequence(
         seq_id=index,
         index=0,
-        prompt_token_ids=(index + 1, *[0] * (arrival.prompt_len - 1)),
+        prompt_token_ids=(*shared, index + 1, *[0] * (arrival.prompt_len - arrival.prefix_len - 1)),
         params=params,
         max_total_tokens=arrival.prompt_len + arrival.output_len,
         stop_ids=frozenset(),

@@ -1,0 +1,121 @@
+"""Experiments that need no clock, on the real code, each beside a figure found another way."""
+
+import math
+
+import pytest
+
+from vllm_teach.validation.audit.experiment import load_experiments
+from vllm_teach.validation.audit.lab import Lab
+from vllm_teach.validation.audit.run import RowAudit, audit_row
+from vllm_teach.validation.audit.verdict import CONFIRMED, CONTRADICTED, PARTLY
+
+
+def run(table_id: str, key: str) -> tuple[dict[str, float], RowAudit]:
+    row = audit_row(load_experiments().get(table_id, key), Lab(quick=True))
+    assert row.stopped is None
+    needed = {check.finding for check in row.experiment.checks if hasattr(check, "finding") and not check.optional}
+    found = {finding.name: finding.value for finding in row.findings}
+    assert needed <= set(found)
+    return found, row
+
+
+def test_the_bandwidth_row_contradicts_the_mechanism() -> None:
+    found, row = run("B-flash-attention", "bandwidth_gb_s")
+    assert found["bytes by the rows, baseline / optimised"] == pytest.approx((185 * 580) / (62 * 1580))
+    n, d = 2048, 128
+    naive = 4 * n * d + 4 * n * n  # q, k, v, out; S and P, each written and read; elements of one head
+    tiles = n // 128
+    tiled = 2 * n * d + tiles * 2 * n * d  # q and out once, k and v once for each of the 16 rows of tiles
+    assert found["bytes counted, naive / tiled, no mask"] == pytest.approx(naive / tiled, rel=0.01)
+    assert row.verdict.verdict == CONTRADICTED
+
+
+def test_the_largest_batch_is_what_is_left_of_the_memory() -> None:
+    found, row = run("B-bottleneck", "max_batch@2048")
+    pair = 2 * 32 * 2048**2 * 2
+    assert found["A100 40GB, one layer's scores are held"] == math.floor((40e9 - 13.5e9) / pair) == 49
+    assert found["A100 80GB, all 32 layers' are"] == math.floor((80e9 - 13.5e9) / (32 * pair)) == 3
+    assert row.verdict.verdict == PARTLY
+
+
+def test_two_hundred_billion_parameters_are_400_gb() -> None:
+    found, row = run("B-motivation", "a_200b_parameter_dialogue_model_15_s_per")
+    assert found["weights in float16"] == 400
+    assert row.verdict.verdict == PARTLY
+    assert "how many tokens" in row.verdict.missing[0]
+
+
+def test_torch_2_0_1_is_older_than_what_vllm_0_2_4_asks_for() -> None:
+    _, row = run("A-deployment", "python_3.9_vllm_0.2.4_with_torch_2.0.1")
+    assert row.verdict.verdict == CONTRADICTED
+
+
+def test_the_configuration_fits() -> None:
+    found, row = run("A-deployment", "llm_model_llama_2_70b_chat_tensor_parallel_size")
+    usable = 0.9 * 80 * 2**30
+    assert found["weights of a device / its usable memory"] == pytest.approx(2 * 68.98e9 / 8 / usable, rel=0.01)
+    assert row.verdict.verdict == CONFIRMED
+
+
+def test_a_gauge_is_wrong_at_some_moment() -> None:
+    found, row = run("A-deployment", "metrics_as_gauges_vllm_tokens_per_sec_vllm_mem")
+    assert found["gauges of these names"] == 1
+    # Bursts of seconds 0 to 4: the scrape at 15 looks back to 5 and sees nothing, and so do all others.
+    assert found["tokens/s by the gauge's scrapes, error at the worst moment"] == pytest.approx(1.0)
+    assert row.verdict.verdict == PARTLY
+
+
+def test_a_tile_of_256_fills_more_registers_than_an_h100_has() -> None:
+    registers = {"A100": 128 * (128 + 128) * 4 / 2**18, "H100": 256 * (256 + 128) * 4 / 2**18}
+    assert registers == {"A100": 0.5, "H100": 1.5}
+    found, row = run("B-flash-advice", "tile_size_depends_on_the_gpu_128_x_128_on_a100")
+    assert {gpu: found[f"{gpu}: registers for scores and output / all there are"] for gpu in registers} == registers
+    assert row.verdict.verdict == PARTLY
+
+
+def test_the_causal_mask_hides_nothing_from_a_decode_step() -> None:
+    found, row = run("B-flash-advice", "the_causal_mask_needs_an_implementation_of_its")
+    assert found["keys hidden from the query of a decode step"] == 0
+    assert found["tile pairs without skipping / with"] == pytest.approx(16 * 16 / (16 * 17 / 2))
+    assert row.verdict.verdict == PARTLY
+
+
+def test_half_precision_is_read_from_the_committed_result() -> None:
+    found, row = run("A-quantization", "fp16")
+    assert 0 < found["loss, from nats a token to perplexity"] < 1
+    assert found["decoding, float32 / this"] == pytest.approx(1.47, abs=0.01)
+    assert all("bench quantization" in each.setting for each in row.findings if each.how.startswith("read"))
+    assert row.verdict.verdict == CONFIRMED
+
+
+def test_registers_are_read_from_the_compilers_report() -> None:
+    found, row = run("A-layernorm-kernel", "registers_reduction")
+    assert found["registers saved, 16 bytes a load"] == pytest.approx(1 - 32 / 36)
+    assert found["registers saved, 2 bytes a load"] == pytest.approx(1 - 26 / 36)
+    assert row.verdict.verdict == PARTLY
+
+
+def test_a_leak_shows_and_eviction_does_not_cure_it() -> None:
+    found, row = run("B-troubleshooting", "oom_after_long_running")
+    assert found["blocks held after 300 requests"] == 0
+    assert found["blocks held after 20 leaking requests"] == 20 * 3  # 40 tokens are three blocks of 16
+    assert found["leaking requests served, LRU eviction / none"] == 1
+    assert row.verdict.verdict == PARTLY
+
+
+def test_a_paged_cache_holds_more_than_a_reserved_one() -> None:
+    found, row = run("B-paged-memory", "memory_utilisation_gain")
+    assert found["paged / reserved at 2,048"] > found["paged / oracle"] > 1
+    assert row.verdict.verdict == CONFIRMED
+
+
+def test_documents_gain_from_a_limit_only_where_memory_is_reserved() -> None:
+    found, row = run("A-tuning-advice", "for_documents_beyond_8k_tokens_max_model_len")
+    assert found["documents in flight, reserved at 32,768"] == 262_144 // 32_768
+    assert found["documents in flight, paged, 1.2 x / 32,768"] == pytest.approx(1.0, abs=0.01)
+    assert row.verdict.verdict == PARTLY
+
+
+def test_fragmentation_is_what_lengths_leave_of_their_blocks() -> None:
+    _, row = run("metrics-to-monitor", "memory_fragmentation_rate")
+    assert row.verdict.verdict == CONFIRMED

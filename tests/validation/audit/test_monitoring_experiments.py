@@ -1,0 +1,38 @@
+"""The served run of the monitoring table, on the real server's parts, without HTTP."""
+
+import pytest
+
+from vllm_teach.errors import MissingDependencyError
+from vllm_teach.validation.audit.experiment import load_experiments
+from vllm_teach.validation.audit.experiments import monitoring
+from vllm_teach.validation.audit.lab import Lab
+from vllm_teach.validation.audit.run import audit_row
+from vllm_teach.validation.audit.verdict import CONFIRMED, PARTLY, UNDECIDED
+from vllm_teach.validation.tables import get_table
+
+TIMED = "share_of_time_spent_in_attention"
+KEYS = [key for key in get_table("metrics-to-monitor").keys if key != TIMED]
+
+
+@pytest.fixture(scope="module")
+def lab() -> Lab:
+    return Lab(quick=True)
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_every_metric_is_exported_and_right(key: str, lab: Lab) -> None:
+    row = audit_row(load_experiments().get("metrics-to-monitor", key), lab)
+    assert row.stopped is None
+    gpu = key == "memory_utilisation_gpu_and_host" and not lab.on_gpu
+    assert row.verdict.verdict == (PARTLY if gpu else CONFIRMED), row.verdict.judgements
+    assert row.verdict.missing == (("GPU memory, exported",) if gpu else ())
+
+
+def test_without_the_extra_the_rows_cannot_be_decided_and_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> dict[str, str]:
+        raise MissingDependencyError("prometheus-client is not installed: run pip install 'vllm-teach[serve]'.")
+
+    monkeypatch.setattr(monitoring, "exported_metrics", missing)
+    row = audit_row(load_experiments().get("metrics-to-monitor", "kv_cache_hit_rate"), Lab(quick=True))
+    assert row.verdict.verdict == UNDECIDED
+    assert "vllm-teach[serve]" in (row.stopped or "")
