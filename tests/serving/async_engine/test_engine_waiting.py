@@ -30,6 +30,44 @@ def test_a_full_queue_refuses_and_takes_again(tiny_llm, gate, run_async, serving
     assert run_async(serve()).finished
 
 
+def test_one_that_is_given_up_in_a_long_step_leaves_its_place_in_the_queue(
+    tiny_llm, gate, run_async, serving, read, until
+):
+    async def serve():
+        async with serving(tiny_llm, max_queue=3) as engine:
+            gate.close()
+            running = engine.submit([5, 6], SHORT)
+            await until(lambda: tiny_llm.engine.exclusive._changing)
+            for index in range(3):  # of which the engine hears nothing before the step ends
+                await engine.submit([5, 7 + index], SHORT).aclose()
+            waiting = [engine.submit([6, index], SHORT) for index in (7, 8)]
+            with pytest.raises(QueueFullError):
+                engine.submit([6, 9], SHORT)
+            gate.open()
+            return await asyncio.gather(*map(read, [running, *waiting]))
+
+    assert all(deltas[-1].finished for deltas in run_async(serve()))
+
+
+def test_what_is_given_up_in_a_long_step_takes_no_more_memory_than_the_queue(
+    tiny_llm, gate, run_async, serving, read, until
+):
+    async def serve():
+        async with serving(tiny_llm, max_queue=3) as engine:
+            gate.close()
+            running = engine.submit([5, 6], SHORT)
+            await until(lambda: tiny_llm.engine.exclusive._changing)
+            for index in range(5):
+                await engine.submit([5, 7 + index], SHORT).aclose()
+            with pytest.raises(QueueFullError):
+                engine.submit([5, 20], SHORT)
+            gate.open()
+            await read(running)
+            return await engine.generate([5, 20], SHORT)
+
+    assert run_async(serve()).finished
+
+
 def test_waiting_too_long_ends_a_request_and_running_does_not(
     make_tiny_llm, run_async, make_gate, serving, read, until
 ):

@@ -65,7 +65,7 @@ class EngineSession:
     def open(self, message: AddRequest) -> RequestStream:
         """Send a request, return its stream. Raises QueueFullError, and InvalidArgumentError if it cannot be sent."""
         limits = self.limits
-        if len(self.requests.waiting) >= limits.max_queue:
+        if not self.requests.has_room(limits.max_queue):
             raise QueueFullError(f"max_queue={limits.max_queue} requests wait already: send this one later.")
         self._link.send(message)
         request = OpenRequest(message.request_id, message.prompt)

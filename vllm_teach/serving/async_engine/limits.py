@@ -11,9 +11,10 @@ from vllm_teach.engine.field_checks import check_number, check_whole, take_plain
 class ServingLimits:
     """Limits of an `AsyncLLMEngine`, each checked on construction: InvalidArgumentError names the bad one.
 
-    `max_queue` is how many requests may wait, accepted but not yet in a step; one more is refused. A request that waits
-    longer than `queue_timeout`, or is not done `request_timeout` after it came, is aborted (None: never). An engine
-    that has work and says nothing for `step_timeout` hangs. All times are in seconds.
+    `max_queue` is how many requests may wait, accepted but not yet in a step; one more is refused. One that was aborted
+    leaves its place at once, though a step may go on before the engine hears of it. A request that waits longer than
+    `queue_timeout`, or is not done `request_timeout` after it came, is aborted (None: never). An engine that has work
+    and says nothing for `step_timeout` hangs. All times are in seconds.
     """
 
     max_queue: int = 256

@@ -31,6 +31,15 @@ class OpenRequests:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self.waiting or request_id in self.running
 
+    def has_room(self, max_queue: int) -> bool:
+        """Whether one more may wait beside those whose readers still do.
+
+        The engine drops the others before it takes what is sent after them; as it may be long in a step until then,
+        they are allowed no more room than these.
+        """
+        wanted = sum(not each.ended for each in self.waiting.values())
+        return wanted < max_queue and len(self.waiting) < 2 * max_queue
+
     def add(self, request: OpenRequest) -> None:
         """Add a request that has just been accepted."""
         self.waiting[request.request_id] = request
