@@ -8,6 +8,9 @@ from dataclasses import replace
 import pytest
 
 from vllm_teach.errors import EngineDeadError
+from vllm_teach.performance.load_test.plan import LoadPlan
+from vllm_teach.performance.load_test.record import RequestRecord
+from vllm_teach.performance.load_test.requests import malformed_way
 from vllm_teach.validation import serving_soak
 from vllm_teach.validation.serving_soak import Health, SoakReport, run_soak
 
@@ -27,8 +30,10 @@ GOOD = SoakReport(
 def test_a_small_crowd_gets_the_offline_engines_answers():
     report = run_soak("tiny", 60, 12, progress=False)
     assert report.compared >= 40
-    # Its memory still grows, as sixty requests do not warm a server up.
-    assert replace(report, memory=(1, 1)).passed(), str(report)
+    assert report.health.seconds and not report.health.failures
+    # Its memory still grows, as sixty requests do not warm a server up, and no test is about the clock.
+    untimed = replace(report, memory=(1, 1), lag_p99=0.0, health=Health())
+    assert untimed.passed(), str(report)
     assert set(report.outcomes) == {"aborted", "answered", "refused"}
 
 
@@ -45,6 +50,30 @@ def test_another_answer_is_found(monkeypatch):
     report = run_soak("tiny", 20, 5, progress=False)
     assert report.wrong == seen
     assert not report.passed()
+
+
+def test_an_error_that_is_not_the_right_one_is_found():
+    plan = LoadPlan(num_requests=40, malformed_share=0.5)
+    ways = {each.index: malformed_way(each.malformed) for each in plan.requests() if each.malformed is not None}
+    assert {"an unknown model", "an empty body"} <= set(ways.values())
+    all_400 = [RequestRecord(index, 1, 1, error="http 400 invalid_request_error") for index in ways]
+    wrong = serving_soak._not_rightly_refused(plan, all_400)
+    assert wrong == [index for index, way in ways.items() if way == "an unknown model"]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "text", "right"),
+    [
+        ("answered", "the sea", True),
+        ("answered", "the", False),
+        ("aborted", "the", True),
+        ("aborted", "", True),
+        ("aborted", "a", False),
+    ],
+)
+def test_an_answer_must_be_whole_and_an_aborted_one_its_beginning(outcome, text, right):
+    record = RequestRecord(0, 1, 1, outcome=outcome, text=text)
+    assert serving_soak._agrees(record, "the sea") is right
 
 
 def test_a_server_that_does_not_start_is_told_so():
@@ -75,9 +104,10 @@ def test_a_server_that_does_not_end_is_killed(monkeypatch):
         {"memory": (100, 105)},
         {"lag_p99": 0.25},
         {"health": Health([0.01], ["refused"])},
+        {"health": Health([0.01, 1.5])},
         {"exit_status": 1},
     ],
-    ids=lambda fault: next(iter(fault)),
+    ids=str,
 )
 def test_each_fault_fails_it(fault):
     assert GOOD.passed()

@@ -2,8 +2,8 @@
 
 It starts `vllm-teach serve` on a free port of this machine, sends it some thousand requests of mixed lengths, of which
 some hang up and some are malformed, asks `/health` all the while, and then says for every single request whether it got
-the offline engine's answer or its right error; what the server still holds; whether its memory grew; and how late its
-event loop was.
+the offline engine's answer (the beginning of it, where it hung up) or its right error; what the server still holds;
+whether its memory grew; and how late its event loop was.
 """
 
 from __future__ import annotations
@@ -27,13 +27,16 @@ from vllm_teach.performance.load_test.arrivals import ClosedLoop
 from vllm_teach.performance.load_test.bench import ServeBench, ServeBenchOptions
 from vllm_teach.performance.load_test.plan import LoadPlan
 from vllm_teach.performance.load_test.prompts import PromptSource, load_text_ids
-from vllm_teach.performance.load_test.record import ANSWERED, RequestRecord
+from vllm_teach.performance.load_test.record import ABORTED, ANSWERED, REFUSED, RequestRecord
+from vllm_teach.performance.load_test.requests import malformed_way
 from vllm_teach.performance.load_test.target import LocalCodec, Target
 from vllm_teach.serving.metrics.scrape import fetch, scrape
 
 _CONTEXT = 512
 _POLL_SECONDS = 0.1
 _SETTLE_SECONDS = 30.0
+_RESPONSIVE_SECONDS = 1.0  # what a load balancer waits for /health, at least
+_MOST_LAG = 0.1  # seconds
 _END_SECONDS = 60.0
 
 
@@ -58,7 +61,8 @@ class Health:
 
 @dataclass
 class SoakReport:
-    """What became of the crowd. `wrong` are answers unlike the offline engine's, `held` blocks at the end.
+    """What became of the crowd. `wrong` are answers unlike the offline engine's and errors unlike the right ones, by
+    their requests' indices; `held` is the share of the cache's blocks at the end.
 
     `memory` is the resident memory of the server's processes, in bytes, when a fifth of the requests had ended and when
     all had; `lag_p99` the bound of the histogram's bucket that holds the 99th percentile, in seconds.
@@ -86,8 +90,9 @@ class SoakReport:
             or self.wrong
             or self.held
             or self.health.failures
+            or max(self.health.seconds, default=0) > _RESPONSIVE_SECONDS
             or self.growth >= 0.05
-            or self.lag_p99 > 0.1
+            or self.lag_p99 > _MOST_LAG
             or self.exit_status
         )
 
@@ -97,7 +102,7 @@ class SoakReport:
         return "\n".join(
             [
                 f"outcomes: {self.outcomes}; failures: {self.failures[:3] or 'none'}",
-                f"answers like the offline engine's: {self.compared - len(self.wrong)} of {self.compared}",
+                f"the offline engine's answer or the right error: {self.compared - len(self.wrong)} of {self.compared}",
                 f"share of the KV cache held at the end: {self.held:g}",
                 f"memory after a fifth and after all: {mib[0]:.0f} and {mib[1]:.0f} MiB ({self.growth:+.1%})",
                 f"event loop's lag, 99th percentile: at most {1000 * self.lag_p99:g} ms",
@@ -134,9 +139,11 @@ def run_soak(model: str, requests: int, clients: int, *, seed: int = 0, progress
         name: sum(record.outcome == name for record in records) for name in sorted({r.outcome for r in records})
     }
     failures = [f"{r.error}: {r.message}" for r in records if r.outcome == "failed"]
-    answered = [record for record in records if record.outcome == ANSWERED]
-    wrong = _unlike_offline(model, plan, answered, progress)
-    return SoakReport(outcomes, failures, len(answered), wrong, held, memory, lag, health, exit_status)
+    refused = [record for record in records if record.outcome == REFUSED]
+    served = [record for record in records if record.outcome in (ANSWERED, ABORTED)]
+    wrong = _not_rightly_refused(plan, refused) + _unlike_offline(model, plan, served, progress)
+    compared = len(refused) + len(served)
+    return SoakReport(outcomes, failures, compared, wrong, held, memory, lag, health, exit_status)
 
 
 def _end(server: subprocess.Popen[str]) -> int:
@@ -191,18 +198,30 @@ def _settle(url: str) -> tuple[float, float]:
     return held, min(bound for bound, count in buckets if count >= 0.99 * total)
 
 
-def _unlike_offline(model: str, plan: LoadPlan, answered: list[RequestRecord], progress: bool) -> list[int]:
-    """Return the indices of the answers that the offline engine gives another text for."""
+def _not_rightly_refused(plan: LoadPlan, refused: list[RequestRecord]) -> list[int]:
+    """Return the indices of refusals that are not OpenAI's: 404 for an unknown model, 400 for what is malformed."""
+    kinds = {each.index: each.malformed for each in plan.requests() if each.malformed is not None}
+    right = {
+        index: "http 404 invalid_request_error"
+        if malformed_way(kind) == "an unknown model"
+        else "http 400 invalid_request_error"
+        for index, kind in kinds.items()
+    }
+    return [record.index for record in refused if record.error != right[record.index]]
+
+
+def _unlike_offline(model: str, plan: LoadPlan, served: list[RequestRecord], progress: bool) -> list[int]:
+    """Return the indices of the answers, whole or aborted, that the offline engine gives another text for."""
     llm = LLM(model, dtype="float32")
     source = PromptSource(asyncio.run(load_text_ids(LocalCodec(load_tokenizer(resolve_model(model))))), plan.seed)
-    prompts = [source.ids(record.index, record.planned_prompt_len) for record in answered]
-    params = [
-        SamplingParams(temperature=0, max_tokens=record.planned_output_len, ignore_eos=True) for record in answered
-    ]
-    outputs = llm.generate(prompts, params, use_tqdm=progress)
-    return [
-        record.index for record, output in zip(answered, outputs, strict=True) if record.text != output.outputs[0].text
-    ]
+    prompts = [source.ids(record.index, record.planned_prompt_len) for record in served]
+    params = [SamplingParams(temperature=0, max_tokens=record.planned_output_len, ignore_eos=True) for record in served]
+    texts = [output.outputs[0].text for output in llm.generate(prompts, params, use_tqdm=progress)]
+    return [record.index for record, text in zip(served, texts, strict=True) if not _agrees(record, text)]
+
+
+def _agrees(record: RequestRecord, text: str) -> bool:
+    return record.text == text if record.outcome == ANSWERED else text.startswith(record.text or "")
 
 
 def main() -> int:

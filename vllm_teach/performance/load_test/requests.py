@@ -55,8 +55,7 @@ class RequestForm:
 
     def malformed_body(self, prompt: Prompt, max_tokens: int, kind: float) -> bytes:
         """Return a request that is wrong in one of `MALFORMED`'s ways, which `kind` (0 to 1) picks."""
-        names = sorted(MALFORMED)
-        return MALFORMED[names[min(int(kind * len(names)), len(names) - 1)]](self.fields(prompt, max_tokens))
+        return MALFORMED[malformed_way(kind)](self.fields(prompt, max_tokens))
 
 
 def _with(**changes: Any) -> Callable[[dict[str, Any]], bytes]:
@@ -92,3 +91,9 @@ MALFORMED: dict[str, Callable[[dict[str, Any]], bytes]] = {
     "a temperature of -1": _with(temperature=-1),
     "an unknown model": _with(model="no-such-model"),
 }
+
+
+def malformed_way(kind: float) -> str:
+    """Return the name of the way that `kind` (0 to 1) picks."""
+    names = sorted(MALFORMED)
+    return names[min(int(kind * len(names)), len(names) - 1)]
