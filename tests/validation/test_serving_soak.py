@@ -30,7 +30,8 @@ GOOD = SoakReport(
 def test_a_small_crowd_gets_the_offline_engines_answers():
     report = run_soak("tiny", 60, 12, progress=False)
     assert report.compared >= 40
-    assert report.health.seconds and not report.health.failures
+    assert report.health.seconds
+    assert not report.health.failures
     # Its memory still grows, as sixty requests do not warm a server up, and no test is about the clock.
     untimed = replace(report, memory=(1, 1), lag_p99=0.0, health=Health())
     assert untimed.passed(), str(report)
