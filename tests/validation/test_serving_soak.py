@@ -35,7 +35,8 @@ def test_a_small_crowd_gets_the_offline_engines_answers():
     # Its memory still grows, as sixty requests do not warm a server up, and no test is about the clock.
     untimed = replace(report, memory=(1, 1), lag_p99=0.0, health=Health())
     assert untimed.passed(), str(report)
-    assert set(report.outcomes) == {"aborted", "answered", "refused"}
+    # One that was to be aborted may have ended before.
+    assert {"answered", "refused"} <= set(report.outcomes) <= {"aborted", "answered", "refused"}
 
 
 def test_another_answer_is_found(monkeypatch):
