@@ -99,6 +99,7 @@ def test_a_cell_that_measures_nothing_may_not_be_ignored(source):
         "print(performance.time_median(f).median)",
         "machine = measure_this_machine()\nprint(machine.describe())",
         "compare('A-overall', {})",
+        "print(format_verdicts(audit, 'A-overall'))",
         "print(engine.last_step.seconds)",
         "print(prefill_seconds)",
         "figure, clock = step_timeline.draw_timeline(steps)",

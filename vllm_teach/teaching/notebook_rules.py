@@ -30,7 +30,7 @@ _FORBIDDEN_TAGS = frozenset(
 # What a cell must call, or which attribute or variable it must use, for its output to differ between machines.
 _MEASURING_CALLS = re.compile(
     r"time_median|measure_\w+|peak_memory|trace_memory|compare|perf_counter|process_time|monotonic|describe_environment"
-    r"|draw_(timeline|time_per_token|measured_shares|roofline|growth)"
+    r"|format_verdicts|draw_(timeline|time_per_token|measured_shares|roofline|growth)"
 )
 _MEASURED_NAMES = re.compile(r"seconds|peak|\w+_(seconds|peak|error)")
 _CLOCK = re.compile(r"\b(perf_counter|process_time|monotonic|timeit|time\.time)\b|^%%?time", re.MULTILINE)

@@ -45,6 +45,7 @@ FAMILIES: dict[str, dict[str, str]] = {
     "quantization": {"rtn": "#D55E00", "gptq": "#0072B2", "awq": "#009E73", "int8": "#CC79A7"},
     "policy": {"round_robin": "#D55E00", "random": "#CC79A7", "least_conn": "#0072B2"},
     "eviction": {"lru": "#0072B2", "lfu": "#D55E00", "none": "#777777"},
+    "verdict": {"confirmed": "#0072B2", "partly": "#EEDD88", "contradicted": "#D55E00", "undecided": "#BBBBBB"},
     "map": {"here": "#E69F00", "room": "#DCE9F2", "planned": "#FFFFFF"},
 }
 COLOURS: dict[str, str] = {concept: value for family in FAMILIES.values() for concept, value in family.items()}

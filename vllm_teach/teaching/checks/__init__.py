@@ -9,6 +9,7 @@ from vllm_teach.teaching.checks import (
     paged_kv_cache,
     quantization,
     recomputation_and_training,
+    reference_tables_audited,
     scheduling,
     serving_and_monitoring,
     sharing_copy_on_write_prefix,
@@ -30,6 +31,7 @@ check = CheckBook(
         *quantization.CHECKS,
         *custom_kernels.CHECKS,
         *serving_and_monitoring.CHECKS,
+        *reference_tables_audited.CHECKS,
     ]
 )
 
