@@ -27,6 +27,9 @@ def test_it_prints_the_table_and_writes_the_files(tmp_path: Path, capsys: pytest
     assert f"{direct.request_throughput:,.3f}" in printed
     trace = json.loads(files["trace.json"].read_text())["traceEvents"]
     assert sum(each["name"].startswith("step ") for each in trace) == direct.run.num_steps
+    labels = {each["pid"]: each["args"]["labels"] for each in trace if each["name"] == "process_labels"}
+    assert set(labels) == {each["pid"] for each in trace}
+    assert all(label.startswith("modelled") for label in labels.values())
     assert files["run.png"].read_bytes().startswith(b"\x89PNG")
 
 
@@ -73,6 +76,15 @@ def test_find_prints_the_rate(tmp_path: Path, capsys: pytest.CaptureFixture) -> 
     ("options", "complaint"),
     [
         (["--hardware", "a1000"], "a100-80gb-sxm"),
+        (["--hardware", "a1000"], "or 'this' for this machine"),
+        (
+            ["--num-kv-blocks", "99999999"],
+            "num_kv_blocks=99999999 does not fit: weights and steps leave each device room for ",
+        ),
+        (["--block-size", "999999999"], "a block of 999,999,999 tokens"),
+        (["--swap-space", "1e-9"], "swap_space=1e-09 is less than one block of 8,388,608 bytes"),
+        (["--request-rate", "1e-12"], "rate=1e-12 is too low"),
+        (["--find", "max-qps", "--e2e-p99-ms", "900", "--resolution", "1e-17"], "resolution=1e-17"),
         (["--model", "llama-9"], "llama-2-70b"),
         (["--request-rate", "0"], "rate=0.0"),
         (["--request-rate", "nan"], "rate=nan"),

@@ -113,3 +113,14 @@ def test_any_object_that_tells_seconds_is_a_cost() -> None:
 def test_what_is_no_fleet_is_refused(arrivals, cost, count, policy, named) -> None:
     with pytest.raises(InvalidArgumentError, match=named):
         simulate_fleet(arrivals, cost, count, policy)
+
+
+@pytest.mark.parametrize("wrong", [{"queue": -1.0}, {"total": float("nan")}])
+def test_patience_that_cannot_be_is_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"{next(iter(wrong))}="):
+        Patience(**wrong)
+
+
+def test_half_a_replica_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"num_replicas=1\.5"):
+        simulate_fleet([Arrival(1, 1)], StepCost(), 1.5)  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 
@@ -88,6 +89,22 @@ def test_a_measured_machine_in_the_same_form() -> None:
     assert HardwareSpec.of(machine(caches={})).l2_bytes == 0
     with pytest.raises(InvalidArgumentError, match=r"dtype='float16' has no rate on .* float32, bfloat16"):
         spec.peak_of("float16")
+
+
+def test_a_measured_gpu_has_its_own_facts_and_no_link_as_fast_as_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its swaps cross PCIe: a copy within its memory says nothing about them."""
+    found = SimpleNamespace(
+        total_memory=2**37,
+        L2_cache_size=50 * 2**20,
+        shared_memory_per_multiprocessor=233_472,
+        multi_processor_count=132,
+    )
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda index: found)
+    spec = HardwareSpec.of(machine(device="cuda", caches={}))
+    assert (spec.memory_bytes, spec.l2_bytes) == (2**37, 50 * 2**20)
+    assert (spec.shared_memory_bytes, spec.num_sms) == (228 * 1024, 132)
+    assert spec.link is spec.host_link is LINKS["pcie4"]
+    assert spec.kernel_launch > 0
 
 
 def test_json_brings_back_the_same() -> None:

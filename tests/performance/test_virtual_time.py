@@ -1,12 +1,14 @@
 """The real scheduler on a virtual clock: its seconds are arithmetic, its plans the engine's."""
 
+import math
+
 import pytest
 
 from vllm_teach.engine.events import Admitted, Arrived, Preempted
 from vllm_teach.engine.llm import LLM
 from vllm_teach.engine.sampling_params import SamplingParams
 from vllm_teach.errors import InvalidArgumentError
-from vllm_teach.performance.virtual_time import Arrival, StepCost, put_on_virtual_time, quantile, simulate
+from vllm_teach.performance.virtual_time import LATEST, Arrival, StepCost, put_on_virtual_time, quantile, simulate
 
 COST = StepCost(step=1.0, token=0.1)
 
@@ -138,3 +140,24 @@ def test_a_length_is_a_whole_number_from_one(field: str, value: object) -> None:
 def test_nothing_to_simulate() -> None:
     with pytest.raises(InvalidArgumentError, match="arrivals is empty"):
         simulate([], COST)
+
+
+def test_a_second_still_has_its_parts_at_the_latest_time() -> None:
+    first, late = (simulate([Arrival(4, 3, time)], StepCost(1e-3, 1e-4)).times[0] for time in (0.0, LATEST))
+    assert late.to_first_token == pytest.approx(first.to_first_token, abs=1e-6)
+    assert late.gaps == pytest.approx(first.gaps, abs=1e-6)
+
+
+@pytest.mark.parametrize("seconds", [-1.0, math.nan, math.inf])
+def test_time_that_does_not_go_forward_is_refused(seconds: float) -> None:
+    class Wrong:
+        def seconds(self, plan: object, block_size: int) -> float:
+            return seconds
+
+    with pytest.raises(InvalidArgumentError, match=r"gives a step (-1\.0|nan|inf) seconds"):
+        simulate([Arrival(4, 2)], Wrong())
+
+
+def test_a_run_without_time_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="step, token and pair are all 0"):
+        StepCost(step=0.0, token=0.0, swapped_token=1.0)

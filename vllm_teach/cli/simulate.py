@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +56,9 @@ def add_simulate(commands: Any) -> None:
     )
     system = simulate.add_argument_group("the system")
     system.add_argument("--model", required=True, help="a published shape, as llama-2-70b; alias or folder")
-    system.add_argument("--hardware", required=True, help="as a100-80gb-sxm")
+    system.add_argument(
+        "--hardware", required=True, help='as a100-80gb-sxm, or "this": as measured by vllm-teach tune --steps'
+    )
     for name, settings in _DEPLOYMENT_FLAGS.items():
         system.add_argument(f"--{name}", default=None, **settings)
     _add_requests(simulate.add_argument_group("the requests"))
@@ -110,7 +113,6 @@ def run_simulate(arguments: argparse.Namespace) -> None:
 
 
 def _serve(arguments: argparse.Namespace, deployment: Deployment, workload: Traffic) -> None:
-    from vllm_teach.engine.event_export import write_chrome_trace
     from vllm_teach.performance.simulator.serving import serve
     from vllm_teach.performance.simulator.serving_table import format_serving
 
@@ -119,7 +121,8 @@ def _serve(arguments: argparse.Namespace, deployment: Deployment, workload: Traf
     if arguments.json:
         write_json(arguments.json, {**report.to_json(), "command": arguments.command_line})
     if arguments.trace_out:
-        write_chrome_trace(report.run.events, arguments.trace_out)
+        with output_file_errors(arguments.trace_out, "--trace-out"):
+            arguments.trace_out.write_text(json.dumps(report.chrome_trace()), encoding="utf-8")
     if arguments.figure:
         _draw(arguments.figure, report)
 

@@ -20,11 +20,11 @@ def add_tune(commands: Any) -> None:
     )
     tune.add_argument("--steps", action="store_true", help="measure steps of the engine instead (some minutes)")
     add_model(tune)
-    tune.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"])
+    tune.add_argument("--dtype", choices=["auto", "float32", "bfloat16", "float16"], help="(default: auto)")
     tune.add_argument("--rounds", type=count, help="all steps are measured once a round (default: 5)")
     add_json(tune)
     tune.add_argument("--quiet", action="store_true", help="no progress bar")
-    tune.set_defaults(run=run_tune)
+    tune.set_defaults(run=run_tune, model=None)  # None tells what was not given
 
 
 def run_tune(arguments: argparse.Namespace) -> None:
@@ -34,7 +34,7 @@ def run_tune(arguments: argparse.Namespace) -> None:
     if arguments.steps:
         _tune_steps(arguments)
         return
-    for option in ("rounds", "json"):
+    for option in ("model", "dtype", "rounds", "json"):
         if getattr(arguments, option) is not None:
             raise InvalidArgumentError(f"--{option} belongs to --steps: give that, too, or leave it out.")
     from vllm_teach.performance.tuning import tune
@@ -46,7 +46,8 @@ def run_tune(arguments: argparse.Namespace) -> None:
 def _tune_steps(arguments: argparse.Namespace) -> None:
     from vllm_teach.performance.cost_model.tune import format_fit, tune_steps
 
-    fit = tune_steps(arguments.model, dtype=arguments.dtype, rounds=arguments.rounds or 5, progress=not arguments.quiet)
+    given = {name: value for name in ("model", "dtype", "rounds") if (value := getattr(arguments, name)) is not None}
+    fit = tune_steps(**given, progress=not arguments.quiet)
     write(format_fit(fit))
     if arguments.json:
         write_json(arguments.json, {**fit.to_json(), "command": arguments.command_line})

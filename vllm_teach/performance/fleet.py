@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vllm_teach.engine.events import EventLog
+from vllm_teach.engine.field_checks import check_number, check_whole
 from vllm_teach.engine.plan import Plan, StepResult
 from vllm_teach.engine.request import Sequence
 from vllm_teach.engine.scheduler import Scheduler
@@ -41,6 +42,11 @@ class Patience:
 
     queue: float | None = None
     total: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("queue", "total"):
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name), 0, hint="use a number of seconds from 0, or None for ever")
 
     def is_over(self, waited: float, started: bool) -> bool:
         """Whether a request that came `waited` seconds ago is given up."""
@@ -120,11 +126,12 @@ def simulate_fleet(
     "random"'s. With one replica and no patience the times are those of `virtual_time.simulate`. Raises what the
     scheduler raises, and InvalidArgumentError for no arrivals, no replicas, another number of costs, another policy.
     """
+    check_whole("num_replicas", num_replicas, 1)
     costs = list(cost) if isinstance(cost, Many) else [cost] * num_replicas
-    if not arrivals or num_replicas < 1 or len(costs) != num_replicas:
+    if not arrivals or len(costs) != num_replicas:
         raise InvalidArgumentError(
             f"{len(arrivals)} arrivals, num_replicas={num_replicas} and {len(costs)} costs make no fleet: give at "
-            "least one request, one replica, and a cost for each."
+            "least one request, and a cost for each replica."
         )
     replicas = [_Replica(each, patience or Patience(), num_blocks, block_size, config) for each in costs]
     source = random.Random(f"{seed} balancer")

@@ -61,25 +61,29 @@ class HardwareSpec:
     def of(cls, machine: Machine) -> HardwareSpec:
         """Return what `measure_this_machine` found, in this form: its peaks are attained rates already.
 
-        Its `link` is this machine's own memory, over which processes would exchange tensors; what a hop takes is an
-        assumption.
+        The links of a processor are this machine's own memory, over which processes would exchange tensors; what a hop
+        takes is an assumption. Those of a GPU are not measured: PCIe 4 is assumed.
         """
         import psutil
 
         caches = list(machine.caches.values())
-        memory = psutil.virtual_memory().total if machine.device == "cpu" else _gpu_memory()
+        on_cpu = machine.device == "cpu"
+        memory, l2, shared, num_sms = (
+            (psutil.virtual_memory().total, caches[-1] if caches else 0, 0, machine.threads) if on_cpu else _gpu_facts()
+        )
+        bandwidth = machine.copy_bandwidth.median
         return cls(
             name=f"this {machine.device}",
             title=machine.label,
             peak={dtype: rate.median for dtype, rate in machine.matmul.items()},
             memory_bytes=memory,
             memory_bandwidth=machine.read_bandwidth.median,
-            l2_bytes=caches[-1] if caches else 0,
-            shared_memory_bytes=0,
-            num_sms=machine.threads if machine.device == "cpu" else 1,
-            link=Link("memory", machine.copy_bandwidth.median, 30e-6),
-            host_link=Link("memory", machine.copy_bandwidth.median, 0.0),
-            kernel_launch=0.0 if machine.device == "cpu" else _LAUNCH,
+            l2_bytes=l2,
+            shared_memory_bytes=shared,
+            num_sms=num_sms,
+            link=Link("memory", bandwidth, 30e-6) if on_cpu else get_link("pcie4"),
+            host_link=Link("memory", bandwidth, 0.0) if on_cpu else get_link("pcie4"),
+            kernel_launch=0.0 if on_cpu else _LAUNCH,
             source=f"measured on {machine.label} with torch {machine.torch_version}",
         )
 
@@ -93,10 +97,17 @@ class HardwareSpec:
         return cls(**{**values, "link": Link(**values["link"]), "host_link": Link(**values["host_link"])})
 
 
-def _gpu_memory() -> int:
+def _gpu_facts() -> tuple[int, int, int, int]:
+    """Return the bytes of memory, of L2 and of an SM's shared memory, and the number of SMs, as the driver has them."""
     import torch
 
-    return torch.cuda.get_device_properties(0).total_memory
+    found = torch.cuda.get_device_properties(0)
+    return (
+        found.total_memory,
+        found.L2_cache_size,
+        found.shared_memory_per_multiprocessor,
+        found.multi_processor_count,
+    )
 
 
 def get_hardware(name: str) -> HardwareSpec:

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from vllm_teach.engine.llm_engine import LLMEngine
 
 
+# Seconds, 30 years: up to here a float tells tenths of a microsecond apart. Later, steps would seem to take no time.
+LATEST = 1e9
+
+
 class VirtualClock:
     """Tells `now`, in seconds, until somebody moves it."""
 
@@ -63,6 +67,8 @@ class StepCost:
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise InvalidArgumentError(f"{name}={value!r} is no cost: use a number of seconds from 0.")
+        if not (self.step or self.token or self.pair):
+            raise InvalidArgumentError("step, token and pair are all 0, so that a run takes no time: give one of them.")
 
     def seconds(self, plan: Plan, block_size: int) -> float:
         """Return the modelled seconds of `plan`."""
@@ -76,7 +82,7 @@ class _Runner(Protocol):
 
 
 class ChargedRunner:
-    """Lets `runner` compute a plan, and moves `clock` by what `cost` says it takes."""
+    """Lets `runner` compute a plan, and moves `clock` by what `cost` says it takes. It must not go back."""
 
     def __init__(self, runner: _Runner, clock: VirtualClock, cost: Cost, block_size: int) -> None:
         self._runner, self._clock, self._cost, self._block_size = runner, clock, cost, block_size
@@ -84,7 +90,10 @@ class ChargedRunner:
     def execute(self, plan: Plan) -> StepResult:
         """Compute and charge."""
         result = self._runner.execute(plan)
-        self._clock.now += self._cost.seconds(plan, self._block_size)
+        seconds = self._cost.seconds(plan, self._block_size)
+        if not (math.isfinite(seconds) and seconds >= 0):
+            raise InvalidArgumentError(f"cost={self._cost!r} gives a step {seconds!r} seconds: use one with 0 or more.")
+        self._clock.now += seconds
         return result
 
 
@@ -105,6 +114,7 @@ class Arrival:
     """A request that comes at `time` (virtual seconds) with so many tokens in its prompt and, later, its output.
 
     The first `prefix_len` tokens of its prompt, fewer than all, are those of the others of the same `prefix_group`.
+    Raises InvalidArgumentError for what is no length, and for a `time` beyond LATEST.
     """
 
     prompt_len: int
@@ -117,7 +127,7 @@ class Arrival:
     def __post_init__(self) -> None:
         check_whole("prompt_len", self.prompt_len, 1)
         check_whole("output_len", self.output_len, 1)
-        check_number("time", self.time, 0, hint="use a number of seconds from 0")
+        check_number("time", self.time, 0, LATEST, hint=f"use a number of seconds from 0 to {LATEST:g}")
         hint = f"use 0 to prompt_len - 1, which is {self.prompt_len - 1}"
         check_whole("prefix_len", self.prefix_len, 0, self.prompt_len - 1, hint=hint)
         check_whole("prefix_group", self.prefix_group, 0)

@@ -45,6 +45,13 @@ def test_assumptions_are_complete_and_say_that_they_are_assumed(hardware: str) -
     assert assumed_efficiency(spec, eager=True).call == spec.kernel_launch > found.call
 
 
+def test_no_assumption_is_far_from_what_kernels_attain() -> None:
+    """The band in which published kernels lie, so that a slip of a digit shows."""
+    for kind, each in assumed_efficiency(A100).attained.items():
+        assert 0.5 <= each.compute <= 1, kind
+        assert 0.5 <= each.bandwidth <= 0.95, kind
+
+
 def test_json_brings_back_the_same_without_infinity() -> None:
     found = assumed_efficiency(A100)
     found = replace(found, attained={**found.attained, "norms": Attained(math.inf, 0.5)})

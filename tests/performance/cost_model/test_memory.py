@@ -127,11 +127,26 @@ def test_quantised_weights_leave_room_for_more_blocks() -> None:
 
 def test_what_does_not_fit_says_how_many_devices_would() -> None:
     config = get_model_shape("llama-2-70b")
-    with pytest.raises(InvalidArgumentError, match=r"tensor_parallel_size=1 .* 138.0 GB .* use 2 devices"):
+    with pytest.raises(InvalidArgumentError, match=r"tensor_parallel_size=1 .* 138.0 GB, .* use 2 devices"):
         split_device_memory(config, A100)
     with pytest.raises(InvalidArgumentError, match="use larger devices"):
         split_device_memory(get_model_shape("gpt-3-175b-like"), get_hardware("l4"), gpu_memory_utilization=0.1)
     assert fitting_blocks(config, A100, tensor_parallel_size=2) > 0
+
+
+def test_a_block_or_a_step_that_is_too_large_is_named() -> None:
+    config = get_model_shape("llama-2-7b")
+    with pytest.raises(InvalidArgumentError, match=r"a block of 1,000,000 tokens 524\.288 GB"):
+        split_device_memory(config, A100, block_size=1_000_000)
+    with pytest.raises(InvalidArgumentError, match=r"a step of 10,000,000 tokens \d{3,}\.\d GB"):
+        split_device_memory(config, A100, max_num_batched_tokens=10_000_000)
+
+
+def test_counts_of_devices_that_a_model_cannot_be_cut_into_are_no_advice() -> None:
+    """Groups of 128 inputs do not fit the heads of half a layer: that was told instead of the missing room."""
+    config = replace(CONFIG, intermediate_size=256)
+    with pytest.raises(InvalidArgumentError, match=r"tensor_parallel_size=1 leaves no room .* so use larger devices"):
+        split_device_memory(config, A100, weights=WeightFormat("gptq", 4, 128), gpu_memory_utilization=1e-6)
 
 
 @pytest.mark.parametrize(

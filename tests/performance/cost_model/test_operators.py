@@ -100,6 +100,31 @@ def test_activations_and_the_products_around_them_move_what_pytorch_moves() -> N
     assert work["linear layers"].num_bytes == CONFIG.num_layers * (products + of_attention)
 
 
+def test_logits_move_what_pytorch_moves() -> None:
+    model, hidden = Decoder(CONFIG).init_random(), torch.rand(3, 64)
+    with torch.inference_mode():
+        traced = traced_traffic(lambda: F.linear(hidden, model.lm_head.weight))
+    work = Operators(CONFIG, "float32").work(StepShape.of([Item(9, 1)] * 3))["logits"]
+    assert work.num_bytes == traced.bytes_moved
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("bfloat16", 2)])
+def test_what_copies_and_turns_reads_each_number_once_and_writes_it_once(dtype: str, size: int) -> None:
+    """By hand: 29 tokens, 64 numbers of the hidden size, 4 query and 2 KV heads of 16 numbers, 3 layers."""
+    work = Operators(CONFIG, dtype).work(PROMPT)
+    assert work["embedding"].num_bytes == 2 * 29 * 64 * size
+    assert work["rotary"].num_bytes == 3 * 2 * 29 * (4 + 2) * 16 * size
+    assert work["cache writes"].num_bytes == 3 * 2 * 29 * (2 + 2) * 16 * size
+
+
+def test_sampling_converts_looks_for_nan_and_finds_the_largest_of_the_whole_vocabulary() -> None:
+    """The first rank has everybody's logits: its converted copy is written once and read twice."""
+    for size in (1, 2):
+        work = Operators(CONFIG, "bfloat16", tensor_parallel_size=size).work(PROMPT)["sampling"]
+        assert work.num_bytes == 300 * (2 + 4 + 4 + 4)
+    assert Operators(CONFIG, "float32").work(PROMPT)["sampling"].num_bytes == 300 * (4 + 4)
+
+
 def test_what_a_step_without_samples_or_tokens_does() -> None:
     operators = Operators(CONFIG)
     assert set(operators.work(StepShape.of([Item(0, 9, samples=False)]))) == set(OPERATORS) - {

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,10 @@ def test_the_table_has_every_point_and_what_is_attained(fit: Fit) -> None:
         assert each.script in text
     assert f"median error {fit.median_error:.1%}" in text
     assert "matrix products, of memory bandwidth" in text
+    assert "of the very steps that it was fitted to" in text
+    assert "what a call and what a step costs is not told apart" in text  # the tiny model alone
+    two = replace(fit, residuals=(replace(fit.residuals[0], model="another"), *fit.residuals[1:]))
+    assert "not told apart" not in tune.format_fit(two)
 
 
 def test_the_command_prints_and_writes_it(
@@ -77,7 +82,9 @@ def test_the_command_prints_and_writes_it(
     assert Fit.from_json({k: v for k, v in written.items() if k != "command"}) == tune.load_fit("cpu", "float32")
 
 
-@pytest.mark.parametrize("option", [["--rounds", "2"], ["--json", "x.json"]])
+@pytest.mark.parametrize(
+    "option", [["--rounds", "2"], ["--json", "x.json"], ["--model", "tiny"], ["--dtype", "float32"]]
+)
 def test_options_of_steps_alone_are_refused_without_it(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tune", *option]) == 1
     assert "belongs to --steps" in capsys.readouterr().err

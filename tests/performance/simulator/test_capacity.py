@@ -9,6 +9,7 @@ from vllm_teach.kvcache.length_mix import SHAREGPT
 from vllm_teach.performance.simulator.capacity import Objective, Trial, find_max_rate
 from vllm_teach.performance.simulator.deployment import Deployment, deploy
 from vllm_teach.performance.simulator.serving import serve
+from vllm_teach.performance.simulator.serving_table import format_capacity
 from vllm_teach.performance.simulator.traffic import Traffic, draw_traffic
 from vllm_teach.performance.virtual_time import Arrival, StepCost, quantile
 
@@ -96,8 +97,27 @@ def test_alone_a_request_finds_its_prefix_in_the_cache(llama: Deployment) -> Non
 
 
 def test_too_few_requests_to_show_a_limit(llama: Deployment) -> None:
-    with pytest.raises(InvalidArgumentError, match="num_requests=3 is too few: even all at once"):
+    with pytest.raises(InvalidArgumentError, match="num_requests=3 is too few: even all but at once"):
         find_max_rate(llama, draw_traffic(3, (64, 8)), Objective("ttft", 10.0))
+
+
+def test_the_search_ends_where_only_all_at_once_miss() -> None:
+    """The first of two that come one after the other is alone in its step, however soon the second one follows."""
+    by_tokens = {"cost": StepCost(step=0.0, token=1.0), "max_num_seqs": 2, "num_kv_blocks": 8}
+    deployment, workload = deploy("tiny", "l4", **by_tokens), draw_traffic(2, (4, 1))
+    assert serve(deployment, workload).latencies["ttft"]["p50"] == 8
+    with pytest.raises(InvalidArgumentError, match="num_requests=2 is too few"):
+        find_max_rate(deployment, workload, Objective("ttft", 5.0, 0.5))
+
+
+def test_a_rate_that_is_kept_only_because_few_requests_come_is_a_burst(llama: Deployment) -> None:
+    few, many = (find_max_rate(llama, draw_traffic(n, (256, 64)), _TTFT, resolution=0.2) for n in (40, 400))
+    assert few.is_burst
+    assert few.rate > few.served == serve(llama, draw_traffic(40, (256, 64))).request_throughput
+    assert not many.is_burst
+    assert few.to_json()["is_burst"] is True
+    assert "BUT NOT FOR LONG" in format_capacity(few, llama)
+    assert "BUT NOT FOR LONG" not in format_capacity(many, llama)
 
 
 def test_requests_that_come_together_at_any_rate() -> None:
@@ -116,6 +136,10 @@ def test_requests_that_come_together_at_any_rate() -> None:
         (
             lambda: find_max_rate(deploy("tiny", "l4"), draw_traffic(1, (4, 4)), _TTFT, resolution=0),
             "resolution=0",
+        ),
+        (  # the search would never end: no number lies between two neighbours
+            lambda: find_max_rate(deploy("tiny", "l4"), draw_traffic(1, (4, 4)), _TTFT, resolution=1e-17),
+            "resolution=1e-17.*from 1e-06",
         ),
     ],
 )

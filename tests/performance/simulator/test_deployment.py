@@ -125,6 +125,11 @@ def test_it_is_plain_data() -> None:
         ("llama-2-70b", "a100-80gb-sxm", {}, "leaves no room"),
         ("llama-2-7b", "a100-80gb-sxm", {"max_model_len": 10_000}, "max_model_len=10000"),
         ("tiny", "l4", {"preemption_mode": "swap"}, "swap_space=0"),
+        ("tiny", "l4", {"dtype": "fp8"}, "dtype='fp8'.*bfloat16"),
+        ("tiny", "l4", {"dtype": "fp8", "quantization": "awq"}, "dtype='fp8'.*bfloat16"),
+        ("tiny", "this", {"dtype": "fp8"}, "dtype='fp8'.*bfloat16"),
+        ("tiny", "l4", {"num_kv_blocks": 10**7}, r"num_kv_blocks=10000000 does not fit: .* room for 662,734 blocks"),
+        ("tiny", "l4", {"swap_space": 1e-9}, "swap_space=1e-09 is less than one block"),
     ],
 )
 def test_what_cannot_be_deployed_is_refused(model: str, hardware: str, options: dict, named: str) -> None:

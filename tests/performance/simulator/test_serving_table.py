@@ -40,7 +40,7 @@ def test_swaps_are_told() -> None:
 
 def test_a_search_shows_each_rate_and_the_answer() -> None:
     deployment = deploy("llama-2-7b", "a100-80gb-sxm")
-    found = find_max_rate(deployment, draw_traffic(40, (512, 8)), Objective("ttft", 0.3), resolution=0.1)
+    found = find_max_rate(deployment, draw_traffic(200, (512, 8)), Objective("ttft", 0.3), resolution=0.1)
     lines = format_capacity(found, deployment).splitlines()
     assert sum("kept" in line or "missed" in line for line in lines) == len(found.trials)
     assert lines[-2].endswith(f"ttft p99 within 300 ms: {found.rate:.4g} requests a second (modelled)")

@@ -80,6 +80,8 @@ def test_a_prompt_keeps_a_token_of_its_own() -> None:
         (lambda: draw_traffic(1, (1, 1), 0.0), r"rate=0\.0"),
         (lambda: draw_traffic(1, (1, 1), math.nan), "rate=nan"),
         (lambda: draw_traffic(1, (1, 1), -math.inf), "rate=-inf"),
+        (lambda: draw_traffic(1, (1, 1), 1e-300), "rate=1e-300 is too low"),  # its steps would seem to take no time
+        (lambda: draw_traffic(1, (1, 1), 5e-324), "rate=4.94066e-324 is too low"),
         (lambda: draw_traffic(1, (1, 1), burstiness=0), "burstiness=0"),
         (lambda: draw_traffic(1, (1, 1), seed=0.5), r"seed=0\.5"),
         (lambda: draw_traffic(1, (1, 1)).with_shared_prefix(-1), "num_tokens=-1"),
@@ -87,6 +89,7 @@ def test_a_prompt_keeps_a_token_of_its_own() -> None:
         (lambda: Traffic((), "", ""), "arrivals is empty"),
         (lambda: Arrival(3, 1, prefix_len=3), "prefix_len=3"),
         (lambda: Arrival(3, 1, time=math.nan), "time=nan"),
+        (lambda: Arrival(3, 1, time=1e15), r"time=1000000000000000\.0 is not valid: use a number of seconds from 0 to"),
         (lambda: Arrival(3, 1, prefix_group=-1), "prefix_group=-1"),
     ],
 )

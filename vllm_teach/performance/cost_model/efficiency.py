@@ -100,10 +100,15 @@ def assumed_efficiency(hardware: HardwareSpec, *, eager: bool = False) -> Effici
       section 1), those of a layer are smaller.
     - Attention over a prompt 50 % of peak: FlashAttention 2 reaches 50 to 73 % on an A100 (ibid.).
     - Attention while decoding 60 % of bandwidth, and what goes element by element 80 %.
+    - Quantised weights are unpacked for nothing, and multiplied at the 16-bit rate: Marlin does so up to batches of
+      16 to 32 (Frantar et al. 2024, arXiv 2408.11743); most kernels are slower, in a prompt slower than plain ones.
     - A step 1 ms and a sequence 15 microseconds on the host: vLLM 0.5 spent 29 % of its time on scheduling, 38 % on the
       GPU, for Llama 3 8B on an H100 (https://blog.vllm.ai/2024/09/05/perf-update.html); of a decode step of 6 ms that
       are 4.6 ms for 250 sequences.
     - A call takes `hardware.kernel_launch` with `eager`, else GRAPH_LAUNCH; links give 70 % of their bandwidth.
+
+    Against published measurements (`tests/performance/simulator/test_published.py`) what follows is within a fifth on
+    one GPU, and up to 40 % too fast on several: how their processes wait for each other is not modelled.
     """
     products, element_wise = Attained(0.7, 0.8), Attained(1.0, 0.8)
     attained = dict.fromkeys(OPERATORS, element_wise) | {

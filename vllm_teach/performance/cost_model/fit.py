@@ -4,6 +4,10 @@ A step is taken for a sum of terms (`TERMS`), each an amount of work times a cos
 are found by least squares on relative errors and are never negative. What a few steps of one model cannot tell apart is
 not fitted: what goes element by element is taken to run at the measured bandwidth. Which of arithmetic and memory sets
 the pace of a matrix product, and how much of the other one shows, makes the sum bend; both are tried out on a grid.
+
+The seconds of a step are firmer than what they are made of. In synthetic steps with 5 % of noise, those of scripts that
+were left out are told within 4 % (3 % of those fitted to); but what a call costs, which two models alone tell, came out
+between 0.3 and 11 microseconds for a true 9, with what a step costs beside it making up for the difference.
 """
 
 from __future__ import annotations

@@ -103,13 +103,20 @@ def split_device_memory(
     """Return what is where: the KV cache gets what weights and the largest step leave of the usable memory.
 
     `gpu_memory_utilization` is the usable share of all memory, as in vLLM; this package's own engine takes its share of
-    what is free once the weights are loaded. Raises InvalidArgumentError, saying how many devices would do, when not
-    even one block fits, and for arguments that cannot be.
+    what is free once the weights are loaded. An assumption: what the driver, NCCL and CUDA graphs hold, a GB or two, is
+    in the share that is not used; vLLM takes it from the usable one. Raises InvalidArgumentError, saying how many
+    devices would do, when not even one block fits, and for arguments that cannot be.
     """
     check_algorithm(attention)
     check_whole("block_size", block_size, 1)
     hint = "use a number above 0 and at most 1"
     check_number("gpu_memory_utilization", gpu_memory_utilization, 0, 1, open_low=True, hint=hint)
+
+    def fits(devices: int) -> bool:
+        try:
+            return split(devices).num_blocks > 0
+        except InvalidArgumentError:  # a model that cannot be cut into so many parts
+            return False
 
     def split(devices: int) -> DeviceMemory:
         usable = int(hardware.memory_bytes * gpu_memory_utilization)
@@ -130,11 +137,12 @@ def split_device_memory(
     if found.num_blocks:
         return found
     more = range(tensor_parallel_size + 1, config.num_kv_heads + 1)
-    enough = next((f"{devices} devices, " for devices in more if split(devices).num_blocks), "")
+    enough = next((f"{devices} devices, " for devices in more if fits(devices)), "")
     raise InvalidArgumentError(
-        f"tensor_parallel_size={tensor_parallel_size} leaves no room for a KV cache on {hardware.title}: weights of "
-        f"{found.weights / 1e9:.1f} GB and a step's {found.activations / 1e9:.1f} GB are on each device, of which "
-        f"{found.usable / 1e9:.1f} GB may be used, so use {enough}larger devices or quantised weights."
+        f"tensor_parallel_size={tensor_parallel_size} leaves no room for a KV cache on {hardware.title}: of each, "
+        f"{found.usable / 1e9:.1f} GB may be used, the weights take {found.weights / 1e9:.1f} GB, a step of "
+        f"{max_num_batched_tokens:,} tokens {found.activations / 1e9:.1f} GB, a block of {block_size:,} tokens "
+        f"{found.block_bytes / 1e9:.3f} GB, so use {enough}larger devices, quantised weights, or less of the largest."
     )
 
 

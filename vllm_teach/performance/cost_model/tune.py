@@ -139,7 +139,13 @@ def format_fit(fit: Fit) -> str:
             f"{each.error:+8.1%}"
         )
     worst = max(fit.residuals, key=lambda each: abs(each.error))
-    lines += ["", f"median error {fit.median_error:.1%}, largest {abs(worst.error):.1%} ({worst.script})"]
+    lines += [
+        "",
+        f"median error {fit.median_error:.1%}, largest {abs(worst.error):.1%} ({worst.script}), of the very steps that "
+        "it was fitted to",
+    ]
+    if len({each.model for each in fit.residuals}) == 1:
+        lines.append("one model has as many calls in each step: what a call and what a step costs is not told apart")
     return "\n".join(lines)
 
 

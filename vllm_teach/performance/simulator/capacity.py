@@ -13,8 +13,10 @@ from vllm_teach.performance.simulator.serving import LATENCIES, latencies_of
 from vllm_teach.performance.simulator.traffic import AT_ONCE, Traffic
 from vllm_teach.performance.virtual_time import Arrival, RequestTimes, Simulation, quantile
 
-# So far below the rate of all requests at once, no request waits for another unless they come together at any rate.
-_LEAST = 2.0**-20
+# Rates are looked for between these multiples of what is served when all requests come at once. So far below it, no
+# request waits for another unless they come together at any rate; so far above, they might as well all come at once.
+_LEAST, _MOST = 2.0**-20, 2.0**20
+_FINEST = 1e-6  # two rates that lie closer differ by rounding alone
 
 
 @dataclass(frozen=True)
@@ -53,15 +55,21 @@ class Trial:
 class Capacity:
     """`rate` is the highest that kept to all `objectives`; `refused`, at most `resolution` above it, did not.
 
-    `num_requests` were simulated at each rate: what a longer run would show of an overload, this does not.
+    `num_requests` were simulated at each rate. `served` is how many a second are, when all come at once.
     """
 
     rate: float
     refused: float
+    served: float
     resolution: float
     objectives: tuple[Objective, ...]
     num_requests: int
     trials: tuple[Trial, ...]
+
+    @property
+    def is_burst(self) -> bool:
+        """Whether more come than are served: so few requests end before the queue grows, and more would not keep."""
+        return self.rate > self.served
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain data."""
@@ -69,6 +77,8 @@ class Capacity:
             "modelled": True,
             "rate": self.rate,
             "refused_rate": self.refused,
+            "served_rate": self.served,
+            "is_burst": self.is_burst,
             "resolution": self.resolution,
             "objectives": [
                 {"latency": each.latency, "share": each.share, "seconds": each.seconds} for each in self.objectives
@@ -93,38 +103,43 @@ def find_max_rate(
 
     Each trial sends the same requests with the same gaps, stretched to its rate; the times that `workload` has are not
     used. The search begins at the rate that all requests at once attain, doubles or halves it until one is kept and
-    another refused, and halves what lies between (on a logarithmic scale) until they are `resolution` apart. Where
-    latency does not grow steadily with the rate, it finds one border of several. `on_trial` is told each trial.
+    another refused, and halves what lies between (on a logarithmic scale) until they are `resolution` apart, from 1e-6
+    to 1. Where latency does not grow steadily with the rate, it finds one border of several. `on_trial` is told each
+    trial.
 
     Raises InvalidArgumentError without an objective, when requests miss one even with the machine for themselves, when
-    no rate is low enough, since requests of a burst come together at any, and when even all at once keep to them.
+    no rate is low enough, since requests of a burst come together at any, and when they keep to all at any rate.
     """
     if not objectives:
         raise InvalidArgumentError("objectives is empty: give at least one limit of a latency.")
-    check_number("resolution", resolution, 0, 1, open_low=True, hint="use a share above 0 and at most 1")
+    check_number("resolution", resolution, _FINEST, 1, hint=f"use a share from {_FINEST:g} to 1")
     trials: list[Trial] = []
 
-    def try_rate(rate: float) -> Trial:
+    def judge(rate: float) -> Trial:
         run = deployment.simulate(workload.at_rate(rate, burstiness, seed), max_events=1)
-        trial = _judge(rate, run, objectives)
+        latencies = tuple(each.of(run) for each in objectives)
+        kept = all(value <= each.seconds for value, each in zip(latencies, objectives, strict=True))
+        return Trial(rate, latencies, kept)
+
+    def try_rate(rate: float) -> Trial:
+        trial = judge(rate)
         trials.append(trial)
         if on_trial is not None:
             on_trial(trial)
         return trial
 
     _check_alone(deployment, workload, objectives)
-    full = deployment.simulate(workload.at_rate(AT_ONCE), max_events=1)
-    if _judge(AT_ONCE, full, objectives).kept:
+    served = len(workload.arrivals) / deployment.simulate(workload.at_rate(AT_ONCE), max_events=1).seconds
+    if judge(_MOST * served).kept:  # not AT_ONCE: where the first step has one request, the others find another server
         raise InvalidArgumentError(
-            f"num_requests={len(workload.arrivals)} is too few: even all at once keep to "
+            f"num_requests={len(workload.arrivals)} is too few: even all but at once they keep to "
             f"{' and '.join(map(str, objectives))}, so give more of them."
         )
-    saturated = len(workload.arrivals) / full.seconds
-    kept = refused = try_rate(saturated)
+    kept = refused = try_rate(served)
     while refused.kept:
-        kept, refused = refused, try_rate(2 * refused.rate)
+        kept, refused = refused, try_rate(min(2 * refused.rate, _MOST * served))
     while not kept.kept:
-        if kept.rate < _LEAST * saturated:
+        if kept.rate < _LEAST * served:
             raise InvalidArgumentError(
                 f"{' and '.join(map(str, objectives))} is missed down to {kept.rate:.2g} requests a second, by those "
                 f"that come together with burstiness={burstiness:g} or find no prefix yet: allow more seconds."
@@ -133,13 +148,7 @@ def find_max_rate(
     while refused.rate > kept.rate * (1 + resolution):
         middle = try_rate((kept.rate * refused.rate) ** 0.5)
         kept, refused = (middle, refused) if middle.kept else (kept, middle)
-    return Capacity(kept.rate, refused.rate, resolution, objectives, len(workload.arrivals), tuple(trials))
-
-
-def _judge(rate: float, run: Simulation, objectives: tuple[Objective, ...]) -> Trial:
-    latencies = tuple(each.of(run) for each in objectives)
-    kept = all(value <= each.seconds for value, each in zip(latencies, objectives, strict=True))
-    return Trial(rate, latencies, kept)
+    return Capacity(kept.rate, refused.rate, served, resolution, objectives, len(workload.arrivals), tuple(trials))
 
 
 def _check_alone(deployment: Deployment, workload: Traffic, objectives: tuple[Objective, ...]) -> None:

@@ -25,8 +25,8 @@ from vllm_teach.performance.cost_model.memory import DeviceMemory, split_device_
 from vllm_teach.performance.cost_model.step_cost import ModelledStep
 from vllm_teach.performance.cost_model.step_shape import StepShape
 from vllm_teach.performance.cost_model.tune import load_fit, stored_weights
-from vllm_teach.performance.cost_model.weight_format import WeightFormat, get_weight_format
-from vllm_teach.performance.hardware import HardwareSpec, get_hardware
+from vllm_teach.performance.cost_model.weight_format import WeightFormat, element_bytes, get_weight_format
+from vllm_teach.performance.hardware import HARDWARE, HardwareSpec
 from vllm_teach.performance.model_shapes import SHAPES, get_model_shape
 from vllm_teach.performance.simulator.traffic import Traffic
 from vllm_teach.performance.virtual_time import Cost, Simulation, Watch, simulate
@@ -163,12 +163,13 @@ def deploy(
     if unknown is not None:
         raise InvalidArgumentError(f"{unknown} is no setting of a simulation: use {', '.join(SETTINGS)}.")
     check_whole("tensor_parallel_size", tensor_parallel_size, 1)
+    element_bytes(dtype)  # raises for one that is none
     engine = EngineConfig(**{"max_num_seqs": _MAX_NUM_SEQS, **settings})
     shape = get_model_shape(model)
     if hardware == THIS:
         fit = _fit_of_this_machine(dtype)
         hardware, efficiency = fit.hardware, fit.efficiency if efficiency is None else efficiency
-    spec = get_hardware(hardware) if isinstance(hardware, str) else hardware
+    spec = _find_hardware(hardware) if isinstance(hardware, str) else hardware
     weights = _weights(model, quantization, dtype)
     check_limits(engine, shape, getattr(torch, dtype), torch.device("cpu"))  # of a backend, "auto", it asks nothing
     memory = split_device_memory(
@@ -183,6 +184,7 @@ def deploy(
         max_num_seqs=engine.max_num_seqs,
         attention=attention,
     )
+    _check_blocks(engine, memory, tensor_parallel_size)
     modelled = ModelledStep(
         shape,
         spec,
@@ -197,6 +199,28 @@ def deploy(
         engine = replace(engine, preemption_costs=_preemption_costs(modelled, memory, engine))
     stored = weights.name if weights.quantized else None
     return Deployment(str(model), shape, spec, tensor_parallel_size, dtype, stored, engine, memory, cost or modelled)
+
+
+def _find_hardware(name: str) -> HardwareSpec:
+    if name not in HARDWARE:
+        raise InvalidArgumentError(
+            f"hardware={name!r} is not known: use one of {', '.join(HARDWARE)}, or {THIS!r} for this machine."
+        )
+    return HARDWARE[name]
+
+
+def _check_blocks(engine: EngineConfig, memory: DeviceMemory, devices: int) -> None:
+    """Refuse blocks that no real engine could have: more than fit, or a swap space without one."""
+    if engine.num_kv_blocks is not None and engine.num_kv_blocks > memory.num_blocks:
+        raise InvalidArgumentError(
+            f"num_kv_blocks={engine.num_kv_blocks} does not fit: weights and steps leave each device room for "
+            f"{memory.num_blocks:,} blocks of {engine.block_size} tokens, so use at most that or leave it out."
+        )
+    block = memory.block_bytes * devices
+    if 0 < engine.swap_space * 2**30 < block:
+        raise InvalidArgumentError(
+            f"swap_space={engine.swap_space} is less than one block of {block:,} bytes: use 0 or more GiB."
+        )
 
 
 def _fit_of_this_machine(dtype: str) -> Fit:

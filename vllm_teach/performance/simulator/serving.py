@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vllm_teach.engine.event_export import ENGINE, SEQUENCES, chrome_trace
 from vllm_teach.performance.hardware import HardwareSpec
 from vllm_teach.performance.load_test.log_histogram import PERCENTILES
 from vllm_teach.performance.simulator.deployment import Deployment, deploy
@@ -59,6 +60,13 @@ class ServingReport:
     def latencies(self) -> dict[str, dict[str, float] | None]:
         """By LATENCIES: count, mean, percentiles and the largest, in seconds; None where no output had two tokens."""
         return {name: _summary(latencies_of(self.run.times, name)) for name in LATENCIES}
+
+    def chrome_trace(self) -> dict[str, Any]:
+        """Return the events as `event_export.chrome_trace` does; both groups of tracks say that they are modelled."""
+        trace = chrome_trace(self.run.events)
+        labels = {"labels": f"modelled: {self.deployment.model} on {self.deployment.hardware.title}"}
+        names = [{"ph": "M", "name": "process_labels", "pid": pid, "args": labels} for pid in (ENGINE, SEQUENCES)]
+        return {**trace, "traceEvents": trace["traceEvents"] + names}
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain data, without the events; the steps are thinned to 500 rows."""

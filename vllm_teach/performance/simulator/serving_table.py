@@ -86,6 +86,11 @@ def format_capacity(capacity: Capacity, deployment: Deployment) -> str:
         "(modelled)",
         f"  {capacity.refused:.4g} is too many; {capacity.num_requests:,} requests at each rate",
     ]
+    if capacity.is_burst:
+        lines.append(
+            f"  BUT NOT FOR LONG: all at once, {capacity.served:.4g} a second are served. So few requests end before "
+            "the queue has grown; simulate more of them (--num-prompts)"
+        )
     return "\n".join(lines)
 
 

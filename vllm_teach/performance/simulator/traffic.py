@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from vllm_teach.engine.field_checks import check_number, check_seed, check_whole
 from vllm_teach.errors import InvalidArgumentError
 from vllm_teach.kvcache.length_mix import LengthMix
-from vllm_teach.performance.virtual_time import Arrival
+from vllm_teach.performance.virtual_time import LATEST, Arrival
 
 AT_ONCE = math.inf
 
@@ -104,7 +104,8 @@ def draw_times(count: int, rate: float, burstiness: float = 1.0, seed: int = 0) 
 
     The gaps have a gamma distribution of shape `burstiness`, as in vLLM's `bench serve`: 1 is a Poisson process, users
     who know nothing of each other; below 1 they come in bursts. The coefficient of variation is 1 / √burstiness.
-    Another rate stretches the same gaps. Raises InvalidArgumentError for a rate or a burstiness that is none.
+    Another rate stretches the same gaps. Raises InvalidArgumentError for a rate or a burstiness that is none, and for a
+    rate so low that the last request would come after `virtual_time.LATEST`.
     """
     check_number("burstiness", burstiness, 0, open_low=True, hint="use a number above 0; 1 is a Poisson process")
     if rate == AT_ONCE:
@@ -114,6 +115,11 @@ def draw_times(count: int, rate: float, burstiness: float = 1.0, seed: int = 0) 
     for _ in range(count):
         moment += source.gammavariate(burstiness, 1 / burstiness)
         times.append(moment / rate)
+    if times and times[-1] > LATEST:
+        raise InvalidArgumentError(
+            f"rate={rate:g} is too low: the last of {count:,} requests would come after {times[-1]:.3g} seconds, and "
+            f"{LATEST:g} are the most."
+        )
     return times
 
 
