@@ -98,20 +98,23 @@ def test_a_server_that_does_not_end_is_killed(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "fault",
+    ("fault", "told"),
     [
-        {"failures": ["timeout: none"]},
-        {"wrong": [3]},
-        {"held": 0.01},
-        {"memory": (100, 105)},
-        {"lag_p99": 0.25},
-        {"health": Health([0.01], ["refused"])},
-        {"health": Health([0.01, 1.5])},
-        {"exit_status": 1},
+        ({"failures": ["timeout: none"]}, "a request failed"),
+        ({"wrong": [3]}, "offline engine's"),
+        ({"held": 0.01}, "blocks are held"),
+        ({"memory": (100, 105)}, "memory grew by 5%"),
+        ({"lag_p99": 0.25}, "lag is above 100 ms"),
+        ({"health": Health([0.01], ["refused"])}, "/health did not always answer"),
+        ({"health": Health([0.01, 1.5])}, "/health took over 1 s"),
+        ({"exit_status": 1}, "status 0"),
     ],
     ids=str,
 )
-def test_each_fault_fails_it(fault):
+def test_each_fault_fails_it_and_is_named(fault, told):
     assert GOOD.passed()
-    assert not replace(GOOD, **fault).passed()
-    assert "FAILED" in str(replace(GOOD, **fault))
+    report = replace(GOOD, **fault)
+    assert not report.passed()
+    (broken,) = report.broken()
+    assert told in broken
+    assert f"FAILED: {broken}" in str(report)

@@ -37,6 +37,7 @@ _POLL_SECONDS = 0.1
 _SETTLE_SECONDS = 30.0
 _RESPONSIVE_SECONDS = 1.0  # what a load balancer waits for /health, at least
 _MOST_LAG = 0.1  # seconds
+_MOST_GROWTH = 0.05
 _END_SECONDS = 60.0
 
 
@@ -83,18 +84,23 @@ class SoakReport:
         """How much the memory grew, as a share."""
         return self.memory[1] / self.memory[0] - 1
 
+    def broken(self) -> list[str]:
+        """Return the limits that were not kept, in words."""
+        found = {
+            "a request failed": self.failures,
+            "an answer is not the offline engine's, or a refusal not the right one": self.wrong,
+            "blocks are held at the end": self.held,
+            "/health did not always answer": self.health.failures,
+            f"/health took over {_RESPONSIVE_SECONDS:g} s": max(self.health.seconds, default=0) > _RESPONSIVE_SECONDS,
+            f"memory grew by {_MOST_GROWTH:.0%} or more": self.growth >= _MOST_GROWTH,
+            f"the event loop's lag is above {1000 * _MOST_LAG:g} ms": self.lag_p99 > _MOST_LAG,
+            "the server did not end with status 0": self.exit_status,
+        }
+        return [what for what, broken in found.items() if broken]
+
     def passed(self) -> bool:
-        """Whether each line holds."""
-        return not (
-            self.failures
-            or self.wrong
-            or self.held
-            or self.health.failures
-            or max(self.health.seconds, default=0) > _RESPONSIVE_SECONDS
-            or self.growth >= 0.05
-            or self.lag_p99 > _MOST_LAG
-            or self.exit_status
-        )
+        """Whether each limit was kept."""
+        return not self.broken()
 
     def __str__(self) -> str:
         mib = [each / 2**20 for each in self.memory]
@@ -109,7 +115,7 @@ class SoakReport:
                 f"/health: {len(waits)} answers, the slowest after {1000 * max(waits, default=0):.0f} ms, "
                 f"{len(self.health.failures)} failures",
                 f"exit status after SIGTERM: {self.exit_status}",
-                "passed" if self.passed() else "FAILED",
+                "passed" if self.passed() else f"FAILED: {'; '.join(self.broken())}",
             ]
         )
 

@@ -20,7 +20,6 @@ from vllm_teach.models.sharded_decoder import ShardedDecoder
 from vllm_teach.parallel.group import Group
 from vllm_teach.performance.cost_model.memory import (
     activation_bytes,
-    fitting_blocks,
     kv_bytes_per_token,
     split_device_memory,
     weight_bytes,
@@ -109,7 +108,7 @@ def test_a_device_is_shared_out_without_a_rest() -> None:
     rest = found.usable - found.weights - found.activations - found.kv_cache
     assert 0 <= rest < found.block_bytes
     assert found.block_bytes == 16 * 80 * 2 * 128 * 2  # tokens, layers, K and V of one head
-    assert fitting_blocks(config, A100, tensor_parallel_size=8) == found.num_blocks
+    assert found.kv_cache == found.num_blocks * found.block_bytes
 
 
 def test_an_engine_with_that_budget_has_as_many_blocks() -> None:
@@ -121,8 +120,8 @@ def test_an_engine_with_that_budget_has_as_many_blocks() -> None:
 
 def test_quantised_weights_leave_room_for_more_blocks() -> None:
     config = get_model_shape("llama-2-7b")
-    small = fitting_blocks(config, A100, weights=get_weight_format("awq", "bfloat16"))
-    assert small > fitting_blocks(config, A100)
+    small = split_device_memory(config, A100, weights=get_weight_format("awq", "bfloat16"))
+    assert small.num_blocks > split_device_memory(config, A100).num_blocks
 
 
 def test_what_does_not_fit_says_how_many_devices_would() -> None:
@@ -131,7 +130,7 @@ def test_what_does_not_fit_says_how_many_devices_would() -> None:
         split_device_memory(config, A100)
     with pytest.raises(InvalidArgumentError, match="use larger devices"):
         split_device_memory(get_model_shape("gpt-3-175b-like"), get_hardware("l4"), gpu_memory_utilization=0.1)
-    assert fitting_blocks(config, A100, tensor_parallel_size=2) > 0
+    assert split_device_memory(config, A100, tensor_parallel_size=2).num_blocks > 0
 
 
 def test_a_block_or_a_step_that_is_too_large_is_named() -> None:

@@ -22,7 +22,6 @@ _HOMES = {
     "Link": "links",
     "get_link": "links",
     "DeviceMemory": "memory",
-    "fitting_blocks": "memory",
     "split_device_memory": "memory",
     "weight_bytes": "memory",
     "ModelledStep": "step_cost",
@@ -43,7 +42,6 @@ __all__ = [
     "StepShape",
     "WeightFormat",
     "assumed_efficiency",
-    "fitting_blocks",
     "get_link",
     "get_weight_format",
     "load_fit",
@@ -58,7 +56,6 @@ if TYPE_CHECKING:
     from vllm_teach.performance.cost_model.links import Link, get_link
     from vllm_teach.performance.cost_model.memory import (
         DeviceMemory,
-        fitting_blocks,
         split_device_memory,
         weight_bytes,
     )

@@ -144,25 +144,3 @@ def split_device_memory(
         f"{max_num_batched_tokens:,} tokens {found.activations / 1e9:.1f} GB, a block of {block_size:,} tokens "
         f"{found.block_bytes / 1e9:.3f} GB, so use {enough}larger devices, quantised weights, or less of the largest."
     )
-
-
-def fitting_blocks(
-    config: ModelConfig,
-    hardware: HardwareSpec,
-    *,
-    dtype: str = "bfloat16",
-    weights: WeightFormat | None = None,
-    tensor_parallel_size: int = 1,
-    block_size: int = 16,
-    gpu_memory_utilization: float = 0.9,
-) -> int:
-    """Return how many blocks of the KV cache fit a device; see `split_device_memory`, also for what it raises."""
-    return split_device_memory(
-        config,
-        hardware,
-        dtype=dtype,
-        weights=weights,
-        tensor_parallel_size=tensor_parallel_size,
-        block_size=block_size,
-        gpu_memory_utilization=gpu_memory_utilization,
-    ).num_blocks

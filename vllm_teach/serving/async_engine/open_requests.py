@@ -37,6 +37,8 @@ class OpenRequests:
         The engine drops the others before it takes what is sent after them; as it may be long in a step until then,
         they are allowed no more room than these.
         """
+        if len(self.waiting) < max_queue:
+            return True
         wanted = sum(not each.ended for each in self.waiting.values())
         return wanted < max_queue and len(self.waiting) < 2 * max_queue
 

@@ -90,12 +90,17 @@ def read_settings(arguments: argparse.Namespace) -> ReplicaSettings:
 
 @contextmanager
 def _folder(named: Path | None) -> Iterator[Path]:
-    """Make the folder `named`, or a temporary one, which stays only when an error comes by: it has the logs."""
+    """Make the folder `named`, or a temporary one, which stays only when an error comes by and it has logs."""
     if named is None:
         folder = Path(tempfile.mkdtemp(prefix="vllm-teach-"))
         folder.chmod(0o711)  # started by root, nginx's workers are someone else, who has to reach what is in it
-        with _locked(folder):
-            yield folder
+        try:
+            with _locked(folder):
+                yield folder
+        except BaseException:
+            with suppress(OSError):  # it is not empty
+                folder.rmdir()
+            raise
         shutil.rmtree(folder)
         return
     try:
