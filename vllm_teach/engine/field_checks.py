@@ -24,6 +24,8 @@ def take_plain_numbers(settings: DataclassInstance) -> None:
     """Replace the numbers in the fields of `settings` by Python's own: NumPy's int8, say, overflows in a sum."""
     for each in fields(settings):
         value = getattr(settings, each.name)
+        if type(value) in (bool, int, float):
+            continue
         if is_whole(value):
             object.__setattr__(settings, each.name, int(value))
         elif is_within(value):

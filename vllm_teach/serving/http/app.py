@@ -37,6 +37,7 @@ from vllm_teach.serving.http.http_errors import ApiError, ErrorResponse, describ
 from vllm_teach.serving.http.http_log import HttpLog
 from vllm_teach.serving.http.service import Service
 from vllm_teach.serving.http.settings import AppSettings
+from vllm_teach.serving.http.turns import InTurn
 from vllm_teach.serving.metrics.event_loop_lag import watch_event_loop
 from vllm_teach.version import __version__
 
@@ -82,6 +83,7 @@ def create_app(
         app.include_router(status_routes.metrics_router)
     _add_error_handlers(app, service)
     # The last one added is the outermost.
+    app.add_middleware(InTurn)
     app.add_middleware(BodyLimit, service=service)
     if service.settings.api_key is not None:
         app.add_middleware(ApiKeyGuard, service=service, key=service.settings.api_key)
