@@ -68,7 +68,7 @@ def run_generate(arguments: argparse.Namespace) -> None:
 
 def run_quantize(arguments: argparse.Namespace) -> None:
     """Quantise a model into a new folder, or go on where such a run broke off."""
-    from vllm_teach.cli.heap import return_large_blocks
+    from vllm_teach.engine.heap import return_large_blocks
     from vllm_teach.models import load_tokenizer, resolve_model
     from vllm_teach.models.partial_folder import check_output
     from vllm_teach.models.quantize import CALIBRATED, check_quantizable, quantize_model
@@ -173,6 +173,18 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def parse_command_line(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Return the arguments of a command line; one that is wrong ends the process with status 2 and says why."""
+    parser = build_parser()
+    arguments, unknown = parser.parse_known_args(argv)
+    if unknown:
+        # As others' servers have it: `serve MODEL`.
+        model = "model" in arguments and not unknown[0].startswith("-")
+        hint = f"; to name a model, give --model {unknown[0]}" if model else ""
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+    return arguments
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status; a typed error becomes one line on stderr and status 1.
 
@@ -183,7 +195,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     escape_what_the_terminal_lacks()
     try:
         try:
-            arguments = build_parser().parse_args(argv)
+            arguments = parse_command_line(argv)
             arguments.command_line = shlex.join(["vllm-teach", *(sys.argv[1:] if argv is None else argv)])
             arguments.run(arguments)
         finally:

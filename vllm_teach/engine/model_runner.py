@@ -13,6 +13,7 @@ from vllm_teach.backends.packed import reads_packed
 from vllm_teach.engine.attention_meter import AttentionMeter
 from vllm_teach.engine.batch import Batch
 from vllm_teach.engine.broken_rows import fail_broken_rows
+from vllm_teach.engine.heap import keep_large_blocks
 from vllm_teach.engine.plan import Plan, StepResult
 from vllm_teach.engine.prompt_logprobs import rank_prompt_tokens
 from vllm_teach.engine.sampler import sample
@@ -30,12 +31,14 @@ class ModelRunner:
     prompt tokens and twenty decoding sequences are 520 rows of the same matrix products, and one attention call in each
     layer, which reads the cache through the block tables. `attention_backend` computes it; "auto" chooses in each step.
     `pattern`, if given, hides keys from every layer's queries, beside what causality and the layer's own window hide.
-    `meter` says what part of the time attention takes.
+    `meter` says what part of the time attention takes. On a processor the whole process keeps memory that was freed.
     """
 
     def __init__(
         self, model: LanguageModel, storage: KVStorage, attention_backend: str = AUTO, pattern: Pattern | None = None
     ) -> None:
+        if model.device.type == "cpu":
+            keep_large_blocks()
         self.model = model.join_weights() if isinstance(model, Decoder) else model
         self.storage = storage
         self.pattern = pattern

@@ -117,7 +117,7 @@ def test_a_folder_that_cannot_be_written_is_told_before_anything_is_measured(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (home / "tuning").write_text("no folder", encoding="utf-8")
-    monkeypatch.setattr(tune, "measure_training_steps", lambda *args: pytest.fail("measured"))
+    monkeypatch.setattr(tune.StepTuning, "run_round", lambda *args: pytest.fail("measured"))
     with pytest.raises(CacheError, match="cannot be written"):
         tune.tune_steps("tiny", dtype="float32", device="cpu", scripts=FEW, progress=False)
 

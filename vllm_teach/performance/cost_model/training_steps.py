@@ -84,6 +84,37 @@ SCRIPTS = (
 TINY_SCRIPTS = (_decode(1, 32), _decode(16, 64), _decode(48, 64), _prefill(100), _prefill(350))
 
 
+class StepMeasurement:
+    """Times the steps of `scripts` on `llm`, which has nothing else to do, round by round; `model` is how to call it.
+
+    Prompts are random and found in no cache; texts are made of what comes. Raises InvalidArgumentError for scripts that
+    do not fit the engine.
+    """
+
+    def __init__(self, llm: LLM, model: str, scripts: Sequence[Script] = SCRIPTS) -> None:
+        for script in scripts:
+            _check_room(llm, script)
+        self._llm, self._model, self._scripts = llm, model, scripts
+        self._source = random.Random(0)
+        self._timed: list[list[list[tuple[StepShape, float]]]] = [[] for _ in scripts]
+
+    def run_round(self, announce: Callable[[str], object] = lambda name: None) -> None:
+        """Run each script once, in the next order; `announce` is told each one's name before it runs."""
+        order = list(range(len(self._scripts)))
+        turn = len(self._timed[0]) % len(order)
+        for index in order[turn:] + order[:turn]:
+            announce(self._scripts[index].name)
+            self._timed[index].append(list(_run(self._llm, self._scripts[index], self._source)))
+
+    def points(self) -> list[TrainingPoint]:
+        """Return the steps over all rounds. Raises EngineError when the engine planned the same script in two ways."""
+        return [
+            TrainingPoint(self._model, script.name, *point)
+            for script, runs in zip(self._scripts, self._timed, strict=True)
+            for point in _points(script, runs)
+        ]
+
+
 def measure_training_steps(
     llm: LLM,
     model: str,
@@ -91,28 +122,12 @@ def measure_training_steps(
     rounds: int = 5,
     announce: Callable[[str], object] = lambda name: None,
 ) -> list[TrainingPoint]:
-    """Run `scripts` in each of `rounds` rounds on `llm`, which has nothing else to do; `model` is how to call it.
-
-    Prompts are random and found in no cache; texts are made of what comes. `announce` is told each script's name before
-    it runs. Raises InvalidArgumentError for scripts that do not fit the engine, and EngineError when it plans
-    the same script in two ways.
-    """
+    """Return the steps of `scripts` over `rounds` rounds; see `StepMeasurement`, also for what it raises."""
     check_calls("rounds", rounds, 1, "measures nothing")
-    for script in scripts:
-        _check_room(llm, script)
-    source = random.Random(0)
-    order = list(range(len(scripts)))
-    timed: list[list[list[tuple[StepShape, float]]]] = [[] for _ in scripts]
-    for number in range(rounds):
-        turn = number % len(order)
-        for index in order[turn:] + order[:turn]:
-            announce(scripts[index].name)
-            timed[index].append(list(_run(llm, scripts[index], source)))
-    return [
-        TrainingPoint(model, script.name, *point)
-        for script, runs in zip(scripts, timed, strict=True)
-        for point in _points(script, runs)
-    ]
+    measurement = StepMeasurement(llm, model, scripts)
+    for _ in range(rounds):
+        measurement.run_round(announce)
+    return measurement.points()
 
 
 def _check_room(llm: LLM, script: Script) -> None:

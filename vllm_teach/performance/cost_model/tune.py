@@ -6,6 +6,7 @@ The file lies beside that of the attention backends, one for each dtype.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -20,17 +21,65 @@ from vllm_teach.performance.cost_model.training_steps import (
     SCRIPTS,
     TINY_SCRIPTS,
     Script,
-    TrainingPoint,
+    StepMeasurement,
     measure_training_steps,
 )
 from vllm_teach.performance.cost_model.weight_format import WeightFormat
 from vllm_teach.performance.environment import describe_environment
 from vllm_teach.performance.hardware import HardwareSpec
 from vllm_teach.performance.machine import measure_this_machine
+from vllm_teach.performance.timing import check_calls
 from vllm_teach.quantization.quantization_config import read_config
 
 _TINY = "tiny"
 _CACHE = 2**30  # bytes of K and V, more than the scripts need for a small model
+
+
+class StepTuning:
+    """Engines of `model` and of the tiny one, whose steps are timed round by round and then fitted together.
+
+    `llms` are there for others to use between rounds. Takes seconds: the machine's ceilings are measured. Raises as
+    `LLM` and `StepMeasurement`.
+    """
+
+    def __init__(
+        self,
+        model: str = "smollm2",
+        *,
+        dtype: str = "auto",
+        device: str = "auto",
+        scripts: tuple[Script, ...] = SCRIPTS,
+    ) -> None:
+        named = {model: scripts} | ({} if model == _TINY else {_TINY: TINY_SCRIPTS})
+        self.model, self.num_scripts = model, sum(map(len, named.values()))
+        self.llms = {name: LLM(name, dtype=dtype, device=device, kv_cache_memory_bytes=_CACHE) for name in named}
+        chosen = self.llms[model].model
+        self.device, self.dtype = chosen.device.type, str(chosen.dtype).removeprefix("torch.")
+        self._measured = [StepMeasurement(llm, name, named[name]) for name, llm in self.llms.items()]
+        self._scripts, self._rounds = named, 0
+
+    def warm_up(self) -> None:
+        """Run the first script of each model, uncounted."""
+        for name, llm in self.llms.items():
+            measure_training_steps(llm, name, self._scripts[name][:1], 1)
+
+    def run_round(self, announce: Callable[[str], object] = lambda name: None) -> None:
+        """Time every script once; `announce` is told each one's name."""
+        for measurement in self._measured:
+            measurement.run_round(announce)
+        self._rounds += 1
+
+    def fit(self) -> Fit:
+        """Measure the machine's ceilings and return what is fitted to the rounds. Raises as `fit_steps`."""
+        hardware = HardwareSpec.of(measure_this_machine(device=self.device))
+        steps = {
+            name: ModelledStep(llm.model.config, hardware, dtype=self.dtype, weights=stored_weights(name))
+            for name, llm in self.llms.items()
+        }
+        points = [point for measurement in self._measured for point in measurement.points()]
+        efficiency, residuals = fit_steps(points, steps)
+        provenance = {"model": self.model, "rounds": self._rounds, "environment": asdict(describe_environment())}
+        return Fit(describe_machine(self.device), hardware, self.dtype, efficiency, residuals, provenance)
 
 
 def tune_steps(
@@ -44,35 +93,25 @@ def tune_steps(
 ) -> Fit:
     """Measure steps of `model` and of the tiny one, fit, write the result to this machine's file and return it.
 
-    Takes some minutes on two cores. The file is written at the end and replaces an older one. Raises as `LLM`,
-    `measure_training_steps` and `fit_steps`, and CacheError when the file cannot be written.
+    Takes some minutes on two cores. The file is written at the end and replaces an older one. Raises as `StepTuning`
+    and `fit_steps`, and CacheError when the file cannot be written.
     """
     from tqdm import tqdm
 
-    named = {model: scripts} | ({} if model == _TINY else {_TINY: TINY_SCRIPTS})
-    llms = {name: LLM(name, dtype=dtype, device=device, kv_cache_memory_bytes=_CACHE) for name in named}
-    chosen = llms[model].model
-    used = str(chosen.dtype).removeprefix("torch.")
-    file = fit_file(chosen.device.type, used)
+    check_calls("rounds", rounds, 1, "measures nothing")
+    tuning = StepTuning(model, dtype=dtype, device=device, scripts=scripts)
+    file = fit_file(tuning.device, tuning.dtype)
     make_folder(file)  # an error now, not in some minutes
-    hardware = HardwareSpec.of(measure_this_machine(device=chosen.device.type))
-    steps = {
-        name: ModelledStep(llm.model.config, hardware, dtype=used, weights=stored_weights(name))
-        for name, llm in llms.items()
-    }
-    points: list[TrainingPoint] = []
-    with tqdm(total=rounds * sum(map(len, named.values())), desc="tune steps", disable=not progress) as bar:
+    tuning.warm_up()
+    with tqdm(total=rounds * tuning.num_scripts, desc="tune steps", disable=not progress) as bar:
 
         def announce(name: str) -> None:
             bar.set_postfix_str(name)
             bar.update()
 
-        for name, llm in llms.items():
-            measure_training_steps(llm, name, named[name][:1], 1)  # warms up
-            points += measure_training_steps(llm, name, named[name], rounds, announce)
-    efficiency, residuals = fit_steps(points, steps)
-    provenance = {"model": model, "rounds": rounds, "environment": asdict(describe_environment())}
-    fit = Fit(describe_machine(chosen.device.type), hardware, used, efficiency, residuals, provenance)
+        for _ in range(rounds):
+            tuning.run_round(announce)
+    fit = tuning.fit()
     save_measurements(fit, file)
     return fit
 
