@@ -150,6 +150,26 @@ def test_a_number_that_counts_nothing_is_refused(number, capsys):
     assert "is not valid: give a whole number from 1 to 999999999" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        ("serve smollm2", "unrecognized arguments: smollm2; to name a model, give --model smollm2\n"),
+        ("serve smollm2 --port 0", "unrecognized arguments: smollm2; to name a model, give --model smollm2\n"),
+        ("bench serve tiny", "unrecognized arguments: tiny; to name a model, give --model tiny\n"),
+        ("bench throughput tiny", "unrecognized arguments: tiny; to name a model, give --model tiny\n"),
+        ("tune tiny", "unrecognized arguments: tiny; to name a model, give --model tiny\n"),
+        ("simulate tiny", "the following arguments are required: --model, --hardware\n"),
+        ("serve --modle tiny", "unrecognized arguments: --modle tiny\n"),
+        ("bench memory tiny", "unrecognized arguments: tiny\n"),
+    ],
+)
+def test_a_model_without_its_flag_is_told_of_the_flag(arguments, hint, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments.split())
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.endswith(f"error: {hint}")
+
+
 def test_a_lab_folder_that_cannot_be_written_is_named(tmp_path, capsys):
     file = tmp_path / "taken"
     file.write_text("x")

@@ -2,6 +2,8 @@
 
 import ast
 import inspect
+import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -66,3 +68,16 @@ def test_a_message_without_one_is_found(message: str) -> None:
         "a.py": ast.parse(f"raise MineError({message})\nraise InvalidArgumentError('n is bad: use 1.')"),
     }
     assert unfinished(files) == (["a.py:1"], 2)
+
+
+def test_what_is_said_to_be_installed_is_an_extra_of_a_clone() -> None:
+    """The package is in no registry: `pip install vllm-teach[...]` would look for it there."""
+    project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    named: set[str] = set()
+    for folder in (PACKAGE, PACKAGE.parent / "kernels"):
+        for path in folder.rglob("*.py"):
+            text = path.read_text(encoding="utf-8")
+            assert not re.search(r"pip install \W?vllm", text) or "audit" in path.parts, path
+            named |= set(re.findall(r"""installs\(["'](\w+)["']\)""", text))
+    assert named == {"dev", "flash", "gpu", "lab", "ray", "serve"} <= project["optional-dependencies"].keys()
+    assert errors.installs("serve") == 'pip install -e ".[serve]" in the clone'

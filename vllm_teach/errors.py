@@ -59,3 +59,8 @@ class RequestTimeoutError(VllmTeachError, TimeoutError):
 
 class ReplicaError(VllmTeachError):
     """A replica, or the nginx before the replicas, cannot be started or keeps going down."""
+
+
+def installs(extra: str) -> str:
+    """Return, for a message, what installs an extra of the package, which no registry has, but a clone does."""
+    return f'pip install -e ".[{extra}]" in the clone'

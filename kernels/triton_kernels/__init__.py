@@ -5,13 +5,13 @@ modules is imported (not in bfloat16, which the interpreter rounds towards zero)
 MissingDependencyError where Triton is not installed.
 """
 
-from vllm_teach.errors import MissingDependencyError
+from vllm_teach.errors import MissingDependencyError, installs
 
 try:
     import triton
 except ImportError as error:
     raise MissingDependencyError(
-        "The package triton is not installed; pip install 'vllm-teach[gpu]' installs it on Linux."
+        f"The package triton is not installed; on Linux, {installs('gpu')} installs it."
     ) from error
 
 # Triton decides when it decorates a kernel, that is on import: setting the variable later changes nothing.

@@ -83,7 +83,7 @@ def test_without_a_gpu_it_says_so_and_runs_nothing():
 
 def test_it_names_what_is_missing(monkeypatch):
     monkeypatch.setattr(triton_backend, "find_spec", lambda name: None)
-    assert "pip install 'vllm-teach[gpu]'" in triton_backend.unavailable()
+    assert 'pip install -e ".[gpu]"' in triton_backend.unavailable()
 
 
 def test_an_old_gpu_is_named(monkeypatch):

@@ -129,7 +129,7 @@ try:
 except MissingDependencyError as error:
     print(error)
 """
-    assert "triton is not installed; pip install 'vllm-teach[gpu]'" in run_python(code)
+    assert 'triton is not installed; on Linux, pip install -e ".[gpu]"' in run_python(code)
 
 
 @needs_triton

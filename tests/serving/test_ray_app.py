@@ -19,11 +19,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from vllm_teach import LLM, SamplingParams
-from vllm_teach.errors import MissingDependencyError
+from vllm_teach.errors import MissingDependencyError, installs
 from vllm_teach.serving.ray_app import build_app
 
 HAS_RAY = find_spec("ray") is not None
-needs_ray = pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed: run pip install 'vllm-teach[ray]'")
+needs_ray = pytest.mark.skipif(not HAS_RAY, reason=f"Ray is not installed: run {installs('ray')}")
 CLUSTER = Path(__file__).parent / "fleet" / "two_nodes.py"
 PATIENCE = 120.0  # seconds; a bound on a test that waits in vain
 PROMPT = "def read("

@@ -114,7 +114,8 @@ def test_without_ipywidgets_the_static_twin_and_a_note(capsys, monkeypatch):
     monkeypatch.setattr(builtins, "__import__", without)
     assert explore(render, readout=readout, step=range(8)) is None
     printed = capsys.readouterr().out
-    assert "ipywidgets is not installed: run pip install 'vllm-teach[lab]'. Here are three settings instead." in printed
+    hint = 'ipywidgets is not installed: run pip install -e ".[lab]" in the clone. Here are three settings instead.'
+    assert hint in printed
     assert [line for line in printed.splitlines() if line.startswith("step = ")] == [
         "step = 0: sum 0",
         "step = 4: sum 22",

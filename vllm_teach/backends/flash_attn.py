@@ -14,7 +14,7 @@ from vllm_teach.backends.bands import attend_seeing_rows, band_of, blind_rows, n
 from vllm_teach.backends.call import check_call
 from vllm_teach.backends.library import import_library
 from vllm_teach.backends.spec import AttentionSpec
-from vllm_teach.errors import MissingDependencyError
+from vllm_teach.errors import MissingDependencyError, installs
 
 name = "flash_attn"
 
@@ -99,6 +99,6 @@ def _library() -> ModuleType:
     return import_library(
         "flash_attn",
         package="flash-attn",
-        install="on a machine with a CUDA toolchain, pip install 'vllm-teach[flash]' builds it",
+        install=f"on a machine with a CUDA toolchain, {installs('flash')} builds it",
         repair="build it again for this PyTorch",
     )

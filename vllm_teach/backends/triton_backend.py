@@ -24,6 +24,7 @@ from vllm_teach.attention.variant import Variant, VariantArguments
 from vllm_teach.backends.bands import Band, band_of
 from vllm_teach.backends.call import check_call
 from vllm_teach.backends.spec import AttentionSpec
+from vllm_teach.errors import installs
 
 if TYPE_CHECKING:
     from vllm_teach.kernels.triton_kernels.block_sparse_forward import TileLists
@@ -40,7 +41,7 @@ _INTERPRETER = "TRITON_INTERPRET"
 def unavailable() -> str | None:
     """Return why this machine cannot run the kernels: the package, the GPU, a compiler, or the interpreter's switch."""
     if find_spec("triton") is None:
-        return "The package triton is not installed; pip install 'vllm-teach[gpu]' installs it on Linux."
+        return f"The package triton is not installed; on Linux, {installs('gpu')} installs it."
     if _interpreted():
         return _broken_interpreter()
     if not torch.cuda.is_available():

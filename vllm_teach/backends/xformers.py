@@ -16,7 +16,7 @@ from vllm_teach.backends.bands import CAUSAL, Band, attend_seeing_rows, band_of,
 from vllm_teach.backends.call import check_call
 from vllm_teach.backends.library import import_library
 from vllm_teach.backends.spec import AttentionSpec
-from vllm_teach.errors import MissingDependencyError
+from vllm_teach.errors import MissingDependencyError, installs
 
 name = "xformers"
 
@@ -157,6 +157,6 @@ def _library() -> ModuleType:
     return import_library(
         "xformers.ops",
         package="xformers",
-        install="on a Linux machine with a CUDA GPU, pip install 'vllm-teach[gpu]' installs it",
+        install=f"on a Linux machine with a CUDA GPU, {installs('gpu')} installs it",
         repair="install the version built for this PyTorch",
     )

@@ -12,7 +12,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm_teach.cli.arguments import add_json, count
+from vllm_teach.cli.arguments import add_json, add_lengths, count
+from vllm_teach.cli.measurement import provenance
 from vllm_teach.cli.output import check_output_file, write, write_json
 from vllm_teach.cli.serve import API_KEY_VARIABLE
 from vllm_teach.errors import InvalidArgumentError
@@ -56,7 +57,7 @@ def _add_server(group: Any) -> None:
 
 
 def _add_load(group: Any) -> None:
-    group.add_argument("--requests", type=count, default=100, help="to send (default: 100)")
+    group.add_argument("--requests", "--num-prompts", type=count, default=100, help="to send (default: 100)")
     group.add_argument("--duration", type=float, metavar="S", help="send no more after so many seconds")
     pace = group.add_mutually_exclusive_group()
     pace.add_argument("--concurrency", type=count, help="closed loop: clients that wait for answers (default: 16)")
@@ -73,8 +74,7 @@ def _add_requests(group: Any) -> None:
     group.add_argument("--chat", action="store_true", help="chats rather than completions")
     group.add_argument("--no-stream", action="store_true", help="whole answers: no TTFT, ITL and TPOT")
     group.add_argument("--mix", choices=["sharegpt", "alpaca"], help="draw lengths as users bring them")
-    group.add_argument("--input-len", type=count, help="tokens of each prompt (default: 128)")
-    group.add_argument("--output-len", type=count, help="tokens of each answer (default: 128)")
+    add_lengths(group, 128, 128)
     group.add_argument("--max-total", type=count, help="prompt and answer together (default: the model's context)")
     group.add_argument("--shared-prefix", type=int, default=0, metavar="TOKENS", help="all prompts begin with the same")
     group.add_argument(
@@ -120,7 +120,7 @@ def run_bench_serve(arguments: argparse.Namespace) -> None:
         from vllm_teach.performance.environment import describe_environment
 
         report = replace(report, environment=asdict(describe_environment()))
-        write_json(arguments.json, {**report.to_json(), "command": _without_key(arguments)})
+        write_json(arguments.json, report.to_json() | provenance(_without_key(arguments)))
     if report.interrupted:
         raise KeyboardInterrupt
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from importlib.util import find_spec
 from typing import Any
 
 from vllm_teach.cli.arguments import add_model, count
 from vllm_teach.cli.output import write
 from vllm_teach.cli.serve_replicas import add_replica_arguments
-from vllm_teach.errors import MissingDependencyError
+from vllm_teach.errors import MissingDependencyError, installs
 
 API_KEY_VARIABLE = "VLLM_TEACH_API_KEY"
 
@@ -123,6 +122,7 @@ def _serve_one(arguments: argparse.Namespace) -> None:
     from vllm_teach.serving.http import server
     from vllm_teach.serving.http.settings import AppSettings
     from vllm_teach.serving.metrics.server_metrics import ServerMetrics
+    from vllm_teach.serving.report import report
 
     app_settings = AppSettings(
         served_model_names=tuple(arguments.served_model_name or (arguments.model,)),
@@ -147,7 +147,7 @@ def _serve_one(arguments: argparse.Namespace) -> None:
     )
     sock = server.bind(arguments.host, arguments.port)
     if arguments.api_key is None and not server.is_loopback(sock):
-        print(f"vllm-teach: whoever reaches {arguments.host} can use it: an --api-key would ask them.", file=sys.stderr)
+        report(f"whoever reaches {arguments.host} can use it: an --api-key would ask them.")
     metrics = ServerMetrics(app_settings.served_model_names[0])
     watch: dict[str, Any] = {"on_report": metrics.on_report, "on_finished": metrics.on_finished}
     settings = engine_arguments(arguments)
@@ -158,10 +158,11 @@ def _serve_one(arguments: argparse.Namespace) -> None:
 
         engine = AsyncLLMEngine.of(LLM(arguments.model, **settings), limits, **watch)
     started = f"{app_settings.served_model_names[0]} is served on {server.address_of(sock)}"
-    server.run(server.serve(engine, sock, app_settings, server_settings, metrics, on_serving=lambda _: write(started)))
+    tell: dict[str, Any] = {"on_serving": lambda _: write(started), "report": report}
+    server.run(server.serve(engine, sock, app_settings, server_settings, metrics, **tell))
 
 
 def _check_installed() -> None:
     for name in ("fastapi", "uvicorn", "httptools", "prometheus_client"):
         if find_spec(name) is None:
-            raise MissingDependencyError(f"{name} is not installed: run pip install 'vllm-teach[serve]'.")
+            raise MissingDependencyError(f"{name} is not installed: run {installs('serve')}.")

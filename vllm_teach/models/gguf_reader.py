@@ -227,6 +227,12 @@ def unpermute(rows: torch.Tensor, heads: int) -> torch.Tensor:
     return rows.reshape(heads, half, 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
 
 
+def permute(rows: torch.Tensor, heads: int) -> torch.Tensor:
+    """Return `rows` in the order that `unpermute` undoes: GGUF's, of rows in Hugging Face's."""
+    half = rows.shape[0] // heads // 2
+    return rows.reshape(heads, 2, half, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
+
+
 def llama3_divisors(head_dim: int, theta: float, scaling: dict[str, Any]) -> torch.Tensor:
     """Return by what Llama 3.1's RoPE scaling divides each of the head_dim/2 frequencies (float64)."""
     wavelengths = 2 * math.pi * theta ** (torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)

@@ -23,7 +23,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from vllm_teach.errors import MissingDependencyError
+from vllm_teach.errors import MissingDependencyError, installs
 
 if TYPE_CHECKING:
     from ray.serve import Application
@@ -42,7 +42,7 @@ def build_app(arguments: Mapping[str, Any]) -> Application:
     try:
         from ray import serve
     except ImportError as error:
-        raise MissingDependencyError("Ray Serve is not installed: run pip install 'vllm-teach[ray]'.") from error
+        raise MissingDependencyError(f"Ray Serve is not installed: run {installs('ray')}.") from error
     from vllm_teach.serving.fleet.fleet_replica import FleetReplica
     from vllm_teach.serving.fleet.fleet_settings import read_fleet_settings
     from vllm_teach.serving.fleet.least_busy import LeastBusyRouter

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from vllm_teach import resources
-from vllm_teach.errors import InvalidArgumentError, MissingDependencyError, VllmTeachError
+from vllm_teach.errors import InvalidArgumentError, MissingDependencyError, VllmTeachError, installs
 
 FIRST_LESSON = "00_start_here.ipynb"
 
@@ -55,7 +55,7 @@ def lab_command(folder: Path, *, browser: bool, port: int | None, extra: Sequenc
     Raises MissingDependencyError when JupyterLab is not installed.
     """
     if find_spec("jupyterlab") is None:
-        raise MissingDependencyError("JupyterLab is not installed: run pip install 'vllm-teach[lab]'.")
+        raise MissingDependencyError(f"JupyterLab is not installed: run {installs('lab')}.")
     command = [sys.executable, "-m", "jupyterlab", str(folder / FIRST_LESSON), f"--ServerApp.root_dir={folder}"]
     # The address that a machine without a screen prints leads to the lesson, too; no news dialog lies over it.
     command += [f"--LabApp.default_url=/lab/tree/{FIRST_LESSON}", "--LabApp.news_url=None"]

@@ -45,7 +45,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_teach import resources
-from vllm_teach.errors import MissingDependencyError, VllmTeachError
+from vllm_teach.errors import MissingDependencyError, VllmTeachError, installs
 from vllm_teach.teaching import canonical, notebook_rules
 
 CELL_TIMEOUT_S = 120
@@ -253,7 +253,7 @@ def _import(name: str) -> Any:
     try:
         return import_module(name)
     except ImportError as error:
-        raise MissingDependencyError(f"{name} is not installed: run pip install 'vllm-teach[dev]'.") from error
+        raise MissingDependencyError(f"{name} is not installed: run {installs('dev')}.") from error
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

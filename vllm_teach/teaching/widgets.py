@@ -13,7 +13,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from vllm_teach.errors import InvalidArgumentError, MissingDependencyError
+from vllm_teach.errors import InvalidArgumentError, MissingDependencyError, installs
 from vllm_teach.teaching import style
 from vllm_teach.teaching.canonical import WIDGET_VIEW
 
@@ -109,7 +109,7 @@ def twin(render: Render, states: Sequence[State], *, readout: Readout) -> None:
     try:
         from IPython.display import Image, display
     except ImportError as error:
-        raise MissingDependencyError("IPython is not installed: run pip install 'vllm-teach[lab]'.") from error
+        raise MissingDependencyError(f"IPython is not installed: run {installs('lab')}.") from error
     for state in states:
         print(f"{_describe(state)}: {readout(state)}")
         display(Image(data=render(state), format="png"))
@@ -152,5 +152,5 @@ def _ipywidgets() -> Any:
     try:
         import ipywidgets
     except ImportError as error:
-        raise MissingDependencyError("ipywidgets is not installed: run pip install 'vllm-teach[lab]'.") from error
+        raise MissingDependencyError(f"ipywidgets is not installed: run {installs('lab')}.") from error
     return ipywidgets

@@ -78,6 +78,20 @@ def test_what_the_server_says_of_itself_is_checked_before_anything_is_sent(serve
     assert not server.seen
 
 
+def test_who_is_no_such_server_is_told_from_one_that_fails(server: Any) -> None:
+    elsewhere = Target(f"{server.url}/some/page")
+    with pytest.raises(
+        ServerError, match=r"/v1/models with status 404 .*: see that an OpenAI-compatible server is there"
+    ):
+        asyncio.run(ServeBench(elsewhere, LoadPlan()).run())
+    server.listing = {"name": "another service"}
+    with pytest.raises(ServerError, match="lists no model: name one, or see that an OpenAI-compatible server is there"):
+        bench(server, LoadPlan())
+    server.listing, server.lends_tokenizer = None, False
+    with pytest.raises(ServerError, match=r"/tokenize with status 404 .*: see its log"):
+        bench(server, LoadPlan())
+
+
 def test_nonsense_is_refused() -> None:
     for url in ("127.0.0.1:8000", "ftp://x", "http://user:secret@127.0.0.1", ""):
         with pytest.raises(InvalidArgumentError, match="is no address"):

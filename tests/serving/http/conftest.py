@@ -229,6 +229,7 @@ class RunningServer:
         self, engine: AsyncLLMEngine, app_settings: AppSettings, server_settings: ServerSettings, metrics: ServerMetrics
     ) -> None:
         self.engine, self.serving = engine, threading.Event()
+        self.reports: list[str] = []
         sock = bind("127.0.0.1", 0)
         self.url, self.address = address_of(sock), sock.getsockname()
         settings = (app_settings, server_settings, metrics)
@@ -236,7 +237,7 @@ class RunningServer:
         async def work() -> None:
             self.loop = asyncio.get_running_loop()
             try:
-                await serve(engine, sock, *settings, on_serving=self._begin)
+                await serve(engine, sock, *settings, on_serving=self._begin, report=self.reports.append)
             finally:
                 self.serving.set()
 

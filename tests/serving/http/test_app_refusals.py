@@ -4,8 +4,12 @@ import json
 import re
 
 import pytest
+from pydantic import WrapValidator
+
+from vllm_teach.serving.http.openai_requests import ChatMessage, ChatRequest, CompletionRequest
 
 COMPLETION = {"prompt": "Once", "max_tokens": 4}
+TURN = {"role": "assistant", "content": "Hi"}
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 
 REFUSED = [
@@ -94,8 +98,8 @@ REFUSED_CHATS = [
     ({"tools": [{"type": "function"}]}, "tools"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"functions": [{}]}, "functions"),
-    ({"response_format": {"type": "json_object"}}, "response_format.type"),
-    ({"modalities": ["audio"]}, "modalities[0]"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"modalities": ["audio"]}, "modalities"),
     ({"audio": {}}, "audio"),
     ({"verbosity": "low"}, "verbosity"),
     ({"logprobs": 5}, "logprobs"),
@@ -116,6 +120,71 @@ def test_a_wrong_field_of_a_chat_is_400_and_named(scripted, fields, param):
     answer = ask("POST", "/v1/chat/completions", {**CHAT, **fields})
     assert answer.status == 400
     assert answer.error["param"] == param
+    assert engine.submitted == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"tools": [{"type": "function"}]}, "tools are not built here"),
+        ({"tools": [{}, {}]}, "tools are not built here"),
+        ({"tool_choice": "required"}, "tools are not built here"),
+        ({"functions": [{}]}, "functions are not built here"),
+        ({"function_call": {"name": "f"}}, "functions are not built here"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "formats other than text are not built here"),
+        ({"modalities": ["text", "audio"]}, "answers other than text are not built here"),
+        ({"audio": {"voice": "alloy"}}, "audio is not built here"),
+        ({"verbosity": "low"}, "degrees of verbosity are not built here"),
+        ({"moderation": {}}, "moderation is not built here"),
+        ({"web_search_options": {}}, "web search is not built here"),
+        ({"messages": [{**TURN, "refusal": "No."}]}, "refusals are not built here"),
+        ({"messages": [{**TURN, "audio": {"id": "a"}}]}, "audio is not built here"),
+        ({"messages": [{**TURN, "function_call": {"name": "f"}}]}, "functions are not built here"),
+        ({"messages": [{**TURN, "tool_calls": [{}]}]}, "tools are not built here"),
+        ({"messages": [{**TURN, "annotations": [{}]}]}, "annotations are not built here"),
+    ],
+    ids=lambda value: json.dumps(value)[:60],
+)
+def test_what_is_not_built_is_said_to_be_and_how_to_do_without(scripted, fields, complaint):
+    ask, _ = scripted()
+    error = ask("POST", "/v1/chat/completions", {**CHAT, **fields}).error
+    assert error["message"].endswith(f" is not valid: {complaint}, so leave the field out.")
+    assert error["message"].startswith(f"{error['param']}=")
+    assert error["param"].removeprefix("messages[0].") in {*fields, *fields.get("messages", [{}])[0]}
+
+
+def test_a_suffix_is_not_built_and_images_are_not_read(scripted):
+    ask, _ = scripted()
+    suffix = ask("POST", "/v1/completions", {**COMPLETION, "suffix": "end"}).error
+    assert suffix["message"] == "suffix='end' is not valid: a text to end on is not built here, so leave the field out."
+    image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}
+    error = ask("POST", "/v1/chat/completions", {"messages": [image]}).error
+    assert error["message"].endswith("only text is read here, so send parts of type 'text'.")
+
+
+def test_every_field_that_takes_only_its_default_says_why():
+    """A field that may be left out, and takes only null, an empty list or certain words, is one that is not built."""
+    found = set()
+    for model in (CompletionRequest, ChatRequest, ChatMessage):
+        described = model.model_json_schema()
+        for name in described["properties"].keys() - set(described["required"]):
+            form = described["properties"][name]
+            kinds = [kind for kind in form.get("anyOf", [form]) if kind.get("type") != "null"]
+            if all({"const", "enum"} & kind.keys() or kind.get("maxItems") == 0 for kind in kinds):
+                assert any(isinstance(each, WrapValidator) for each in model.model_fields[name].metadata), name
+                found.add(name)
+    assert found >= {"suffix", "tools", "tool_choice", "audio", "verbosity", "annotations"}
+
+
+@pytest.mark.parametrize("prompt", ["", [], [[]], [""], ["a", ""], [[1], []]])
+def test_an_empty_prompt_is_told_to_be_empty(scripted, prompt):
+    ask, engine = scripted()
+    error = ask("POST", "/v1/completions", {"prompt": prompt}).error
+    assert error["message"] == (
+        f"prompt={prompt!r} is not valid: an empty prompt leaves nothing to go on from, so give at least one character "
+        "or token."
+    )
+    assert error["param"] == "prompt"
     assert engine.submitted == []
 
 

@@ -1,5 +1,7 @@
 """What is neither a completion nor a chat: tokens, models, health, version, metrics, names of requests."""
 
+import socket
+
 import httpx
 import pytest
 
@@ -95,6 +97,37 @@ def test_asking_after_a_dead_engine_counts_as_no_failed_request(scripted):
     assert f"{errors} 0.0" in metrics.render()[0].decode()
     assert ask("POST", "/v1/completions", {"prompt": "A"}).status == 503
     assert f"{errors} 1.0" in metrics.render()[0].decode()
+
+
+@pytest.mark.parametrize("path", ["/health", "/version", "/v1/models", "/v1/models/scripted", "/openapi.json"])
+def test_what_takes_get_takes_head_as_balancers_send_it(scripted, path):
+    ask, _ = scripted()
+    head, get = ask("HEAD", path), ask("GET", path)
+    assert (head.status, get.status) == (200, 200)
+    assert head.headers["content-length"] == str(len(get.body))
+    assert set(ask("DELETE", path).headers["allow"].split(", ")) == {"GET", "HEAD"}
+    assert ask("HEAD", "/generate").headers["allow"] == "POST"
+
+
+def test_a_head_says_that_the_engine_is_dead_and_is_counted_by_its_path(scripted):
+    metrics = ServerMetrics("tiny")
+    ask, engine = scripted(metrics=metrics)
+    engine.dead = "the engine's process has ended: restart the server."
+    assert ask("HEAD", "/health").status == 503
+    assert ask("HEAD", "/metrics").status == 200
+    counted = metrics.render()[0].decode()
+    for path, status in (("/health", 503), ("/metrics", 200)):
+        labels = f'engine="0",handler="{path}",method="HEAD",model_name="tiny",status="{status}"'
+        assert f"http_requests_total{{{labels}}} 1.0" in counted
+
+
+def test_a_head_has_no_body_on_the_wire(serve_scripted):
+    running = serve_scripted([])
+    with socket.create_connection(running.address, timeout=30) as connection:
+        connection.sendall(b"HEAD /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        answer = b"".join(iter(lambda: connection.recv(4096), b""))
+    assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert answer.endswith(b"\r\n\r\n")
 
 
 def test_version(scripted):

@@ -3,6 +3,7 @@
 import gc
 import json
 import socket
+from contextlib import ExitStack, contextmanager
 
 import httpx
 import pytest
@@ -12,11 +13,13 @@ from vllm_teach.serving.http import draining_server
 from vllm_teach.serving.http.request_ids import new_id
 from vllm_teach.serving.http.server import ServerSettings, bind, run, serve
 
+STREAM = {"prompt": "A", "stream": True}
+
 
 def test_a_client_that_never_reads_cannot_keep_the_server_from_ending(serve_scripted, says, monkeypatch):
     monkeypatch.setattr(draining_server, "_LAST_WORDS", 0.1)
     running = serve_scripted([[says("x" * 50_000)] * 2000], ServerSettings(drain_timeout=0.1))
-    body = json.dumps({"prompt": "A", "stream": True}).encode()
+    body = json.dumps(STREAM).encode()
     head = b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(
         body
     )
@@ -29,6 +32,36 @@ def test_a_client_that_never_reads_cannot_keep_the_server_from_ending(serve_scri
     assert running.engine.streams[0].closed.is_set()
 
 
+@contextmanager
+def in_flight(running, number):
+    """Open streams that have begun and do not end by themselves."""
+    with httpx.Client(timeout=30) as client, ExitStack() as streams:
+        asked = [client.stream("POST", running.url + "/generate", json=STREAM) for _ in range(number)]
+        parts = [streams.enter_context(each).iter_raw() for each in asked]
+        assert all(next(each) for each in parts)
+        yield
+
+
+def test_told_to_end_it_says_what_it_waits_for_and_told_again_what_it_does_not(serve_scripted, says, hold):
+    running = serve_scripted([[says("x"), hold]] * 2, ServerSettings(drain_timeout=600))
+    with in_flight(running, 2):
+        running.server.end()
+        running.until(lambda: running.reports)
+        assert running.reports == ["finishing 2 requests (at most 600 s); Ctrl-C or SIGTERM again stops at once."]
+        running.server.end()
+        running.thread.join(30)
+    assert running.reports[1:] == ["stopping without finishing 2 requests."]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_without_time_to_finish_it_says_only_what_it_leaves(serve_scripted, says, hold, number):
+    running = serve_scripted([[says("x"), hold]], ServerSettings(drain_timeout=0))
+    with in_flight(running, number):
+        running.server.end()
+        running.thread.join(30)
+    assert running.reports == ["stopping without finishing 1 request."] * number
+
+
 def test_idle_connections_do_not_hold_it_up_and_new_ones_are_turned_away(serve_scripted):
     running = serve_scripted([], ServerSettings(drain_timeout=600))
     with httpx.Client() as client, socket.create_connection(running.address, timeout=30) as silent:
@@ -36,6 +69,7 @@ def test_idle_connections_do_not_hold_it_up_and_new_ones_are_turned_away(serve_s
         running.server.end()
         running.thread.join(30)
         assert not running.thread.is_alive()
+        assert running.reports == [], "nothing was in flight"
         assert silent.recv(10) == b""
         with pytest.raises(httpx.ConnectError):
             client.get(running.url + "/health")

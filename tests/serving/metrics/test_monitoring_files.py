@@ -74,7 +74,8 @@ def exported() -> dict[str, dict[str, set[str]]]:
     metrics.on_report(StepReport(1, 0.1, 5, 0, 1, 0, 0, usage, attention_calls={"sdpa": 4}, device_memory=(1, 2)))
     times = RequestMetrics(0.0, 1.0, [2.0, 3.0], 4.0)
     metrics.on_finished(RequestDelta("a", (CompletionDelta(0, finish_reason="stop"),), True, metrics=times))
-    metrics.on_response("GET", "/health", 200)
+    for route in ("/health", "/metrics"):
+        metrics.on_response("GET", route, 200)
     found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for family in metrics.registry.collect():
         for sample in family.samples:
@@ -91,7 +92,7 @@ def test_each_query_names_a_metric_with_labels_that_it_has(query: str, exported)
         assert name in exported
         for label, value in matchers:
             assert label in exported[name]
-            assert value.startswith("$") or value in exported[name][label]
+            assert value.startswith("$") or set(value.split("|")) <= exported[name][label]
         assert grouped <= set(exported[name])
     assert ("histogram_quantile" in query) == any(name.endswith("_bucket") for name, _ in metrics)
     # A rate of what goes down is none, and the height of what only grows says nothing.
@@ -105,6 +106,7 @@ def test_each_query_names_a_metric_with_labels_that_it_has(query: str, exported)
         "sum(vllm:no_such_metric)",
         'sum(rate(vllm:request_success_total{finished_reason="ended"}[1m]))',
         "sum by (modus) (rate(vllm_teach:preemptions_total[1m]))",
+        'sum(rate(http_requests_total{handler!~"/health|/no_such_route"}[1m]))',
         'vllm:num_requests_running{node="1"}',
         "rate(vllm:num_requests_running[1m])",
         "sum(vllm:prompt_tokens_total)",
@@ -134,6 +136,14 @@ def test_what_is_told_of_one_engine_is_not_the_sum_over_a_fleets() -> None:
     """Which is one instance, through whichever proxy it is asked."""
     [query] = [each for each in queries() if "_per_device" in each]
     assert selectors(query)[1] == {"instance", "engine"}
+
+
+def test_answers_to_probes_are_not_counted_as_answers() -> None:
+    """A load balancer and Prometheus would be most of an idle server's."""
+    [query] = [each for each in queries() if "http_requests_total" in each]
+    [(_, matchers)] = selectors(query)[0]
+    assert 'handler!~"' in query
+    assert set(dict(matchers)["handler"].split("|")) == {"/health", "/metrics"}
 
 
 def test_panels_lie_beside_one_another_with_ids_of_their_own() -> None:

@@ -60,14 +60,19 @@ def descendants(pid: int) -> list[int]:
 
 
 @contextmanager
-def running(folder: Path, hangup: str = "SIG_DFL") -> Iterator[Command]:
-    """The command in a process that is started with this handler of SIGHUP, whatever the tests were started with."""
+def running(folder: Path, hangup: str = "SIG_DFL", quick_end: float = 0.05) -> Iterator[Command]:
+    """The command in a process that is started with this handler of SIGHUP, whatever the tests were started with.
+
+    An end of more than `quick_end` seconds is told what it waits for.
+    """
     code = f"""
     import signal, sys
     from pathlib import Path
+    from vllm_teach.serving.replicas import replica_group
     from vllm_teach.serving.replicas.replica_group import ReplicaSettings
     from vllm_teach.serving.replicas.serve_replicas import run_until_signal
 
+    replica_group._QUICK_END = {quick_end}
     signal.signal(signal.SIGHUP, signal.{hangup})
     command = lambda index, port: [sys.executable, "{FAKE}", "--port", str(port)]
     run_until_signal(command, Path("{folder}"), ReplicaSettings(port=0, drain_timeout=30.0))
@@ -100,6 +105,8 @@ def test_told_to_stop_it_takes_nothing_new_and_finishes_what_it_has(folder, unti
             streams = [await command.stream(client) for _ in range(6)]
             command.process.send_signal(number)
             await until(lambda: refuses(command.port))
+            waiting = await asyncio.to_thread(command.process.stderr.readline)
+            assert waiting.startswith("vllm-teach: finishing what is in flight (at most 30 s); Ctrl-C or SIGTERM again")
             for replica in command.replicas:  # they still work on what they have
                 async with client.post(f"{replica}/release") as response:
                     assert response.status == 200
@@ -139,11 +146,20 @@ def test_told_twice_it_ends_at_once(folder, until, alive):
             with pytest.raises(aiohttp.ClientError):
                 await stream.text()  # nobody releases it
             await until(lambda: command.process.poll() is not None)
+        assert "vllm-teach: what is in flight is ended at once.\n" in command.process.stderr.readlines()
 
     with running(folder) as command:
         asyncio.run(test(command))
         assert command.process.returncode == 0
         assert not any(alive(pid) for pid in command.pids)
+
+
+@needs_nginx
+def test_told_to_stop_while_nothing_is_in_flight_it_says_nothing(folder):
+    with running(folder, quick_end=20.0) as command:
+        asyncio.run(command.all_up())
+        command.process.terminate()
+        assert command.process.stderr.read() == ""
 
 
 @needs_nginx

@@ -35,6 +35,7 @@ def test_a_killed_replica_loses_its_own_streams_only_and_comes_back(try_it, unti
         assert [await stream.text() for stream in streams if stream not in lost] == ["last\n"] * 10
         assert "it is started again" in await group.reported("replica 0", "was ended by SIGKILL")
         await group.back(0, before[0]["pid"])
+        assert await group.reported("replica 0", "serves again") == group.reports[-1]
 
         async def spread() -> bool:
             return {(await group.post("/short"))[1]["pid"] for _ in range(4)} == {
@@ -67,6 +68,7 @@ def test_a_killed_nginx_is_started_again_and_none_of_its_workers_stays(try_it, u
         workers = await until(lambda: found if len(found := children(master)) == 3 else None)
         os.kill(master, signal.SIGKILL)
         await group.reported("nginx", "SIGKILL")
+        await group.reported("nginx", "serves again")
         await until(lambda: not any(map(alive, [master, *workers])))
 
         async def serves() -> bool:

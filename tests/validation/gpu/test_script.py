@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from vllm_teach.errors import InvalidArgumentError
+from vllm_teach.errors import InvalidArgumentError, MissingDependencyError
 from vllm_teach.validation import gpu
+from vllm_teach.validation.gpu import script
 from vllm_teach.validation.gpu.result import load_result
 from vllm_teach.validation.gpu.setting import Setting
 
@@ -23,18 +24,23 @@ needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a 
 
 # What the script must do without: everything that is installed beside what its docstring names and what those need.
 ABSENT = ("psutil", "tqdm", "platformdirs", "gguf", "fastapi", "ray", "xformers", "flash_attn", "ipywidgets")
-HIDE = f"""
+HIDE = """
 import sys
 from importlib.machinery import PathFinder
 
 class Without:
     def find_spec(self, name, path=None, target=None):
-        return None if name.partition(".")[0] in {ABSENT!r} else PathFinder.find_spec(name, path, target)
+        return None if name.partition(".")[0] in HIDDEN else PathFinder.find_spec(name, path, target)
 
     find_distributions = staticmethod(PathFinder.find_distributions)
 
 sys.meta_path = [Without() if finder is PathFinder else finder for finder in sys.meta_path]
 """
+
+
+def without(*packages: str) -> str:
+    """Lines of Python after which these packages cannot be imported."""
+    return f"HIDDEN = {packages!r}\n{HIDE}"
 
 
 def run_script(*arguments: str, before: str = "", after: str = "") -> subprocess.CompletedProcess[str]:
@@ -51,7 +57,7 @@ def run_script(*arguments: str, before: str = "", after: str = "") -> subprocess
 def dry_run(tmp_path_factory):
     """One dry run of all sections with the packages hidden, and what it wrote."""
     folder = tmp_path_factory.mktemp("results")
-    run = run_script("--dry-run", "--minutes", "10", "--out", str(folder), before=HIDE)
+    run = run_script("--dry-run", "--minutes", "10", "--out", str(folder), before=without(*ABSENT))
     assert run.returncode == 0, run.stdout + run.stderr
     (path,) = folder.iterdir()
     return run.stdout, path
@@ -151,6 +157,20 @@ def test_without_a_gpu_it_says_so_in_one_sentence(capsys):
     assert capsys.readouterr().err == (
         "PyTorch sees no CUDA device, and this script measures one; --dry-run runs its code on the CPU.\n"
     )
+
+
+def test_a_dry_run_without_triton_says_what_to_install():
+    run = run_script("--dry-run", before=without("triton"))
+    assert (run.returncode, run.stdout) == (2, "")
+    assert run.stderr == "The package triton is not installed; on Linux, pip install triton.\n"
+
+
+def test_without_triton_it_is_a_missing_dependency(monkeypatch):
+    monkeypatch.setattr(script, "find_spec", lambda name: None)
+    monkeypatch.delitem(sys.modules, "triton", raising=False)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with pytest.raises(MissingDependencyError, match="pip install triton"):
+        script._prepare(dry_run=True)
 
 
 def test_it_starts_as_a_module():

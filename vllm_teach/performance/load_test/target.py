@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from vllm_teach.errors import InvalidArgumentError, MissingDependencyError, VllmTeachError
+from vllm_teach.errors import InvalidArgumentError, MissingDependencyError, VllmTeachError, installs
 from vllm_teach.performance.load_test.answer import error_class, parse
 
 if TYPE_CHECKING:
@@ -19,7 +19,8 @@ _PATIENCE = 60.0  # seconds for one question about the server
 _LONGEST = 2**20  # bytes of a text that is shown in an error, or of an answer about the server
 # Below the 5 s after which uvicorn closes an idle connection, which would cost the request that comes just then.
 _KEEP_ALIVE = 4.0
-
+# What to do where it answers, but not as such a server does.
+_ELSEWHERE = "see that an OpenAI-compatible server is there, with its routes behind /v1"
 
 # Two texts that have no token in common, whichever the tokenizer.
 _UNLIKE = ("Quartz", "blue whim")
@@ -56,7 +57,7 @@ class Target:
         try:
             import aiohttp
         except ImportError as error:
-            raise MissingDependencyError("aiohttp is not installed: run pip install 'vllm-teach[serve]'.") from error
+            raise MissingDependencyError(f"aiohttp is not installed: run {installs('serve')}.") from error
         # identity: a proxy that compresses a stream holds its events back.
         headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}
         if self.api_key:
@@ -95,8 +96,9 @@ async def ask(session: ClientSession, target: Target, path: str, body: dict[str,
         why = str(error) or type(error).__name__
         raise ServerError(f"base_url={target.base_url!r} does not answer {path} ({why}): start the server.") from error
     if status != 200:
+        advice = _ELSEWHERE if status == 404 and path == "/v1/models" else "see its log"
         raise ServerError(
-            f"base_url={target.base_url!r} answers {path} with status {status} ({error_class(answer)}): see its log."
+            f"base_url={target.base_url!r} answers {path} with status {status} ({error_class(answer)}): {advice}."
         )
     return answer
 
@@ -110,7 +112,7 @@ async def describe_server(session: ClientSession, target: Target, model: str | N
     lengths = {each["id"]: each.get("max_model_len") for each in entries}
     if model is None:
         if not lengths:
-            raise ServerError(f"base_url={target.base_url!r} lists no model: name one.")
+            raise ServerError(f"base_url={target.base_url!r} lists no model: name one, or {_ELSEWHERE}.")
         model = next(iter(lengths))
     elif lengths and model not in lengths:
         raise ServerError(f"model={model!r} is not served there: choose one of {', '.join(list(lengths)[:20])}.")

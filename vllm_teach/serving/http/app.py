@@ -11,8 +11,8 @@
 | `GET /metrics`                      | for Prometheus                                          |
 | `GET /version`, `/openapi.json`     | this software's version, and the description of all this|
 
-Every error is OpenAI's object (`http_errors`), also for a path that there is not. There is no `/docs`: its pages would
-come from somebody else's server.
+What takes GET takes HEAD, too. Every error is OpenAI's object (`http_errors`), also for a path that there is not. There
+is no `/docs`: its pages would come from somebody else's server.
 """
 
 from __future__ import annotations
@@ -131,6 +131,8 @@ def _of_starlette(request: Request, error: HTTPException) -> ApiError:
             return ApiError(f"there is no {path} here: look at /openapi.json for what there is.", 404, code="not_found")
         case 405:
             allowed = headers.get("allow", headers.get("Allow", "another one"))
+            if allowed == "GET":  # HEAD has a route of its own
+                allowed, headers = "GET, HEAD", {"allow": "GET, HEAD"}
             message = f"{path} does not take {request.method}: use {allowed}."
             return ApiError(message, 405, code="method_not_allowed", headers=headers)
         case 400:  # FastAPI says this of a body that is too deep, or no UTF-8

@@ -23,7 +23,8 @@ class DrainingServer(uvicorn.Server):
     """Uvicorn's server, which told to end takes no more connections and waits for those that have a request.
 
     After `drain_timeout` seconds the engine is stopped, so that what is left ends in an error that says so, and not in
-    a cut connection. Uvicorn would then raise the signal once more and die of it; this one returns.
+    a cut connection. Uvicorn would then raise the signal once more and die of it; this one returns. `report` is told, a
+    sentence each time, how many requests its end waits for, and how many it did not wait for.
     """
 
     def __init__(
@@ -32,9 +33,10 @@ class DrainingServer(uvicorn.Server):
         engine: AsyncLLMEngine,
         drain_timeout: float,
         on_serving: Callable[[DrainingServer], None] | None = None,
+        report: Callable[[str], None] | None = None,
     ) -> None:
         super().__init__(config)
-        self.engine, self.drain_timeout, self.on_serving = engine, drain_timeout, on_serving
+        self.engine, self.drain_timeout, self.on_serving, self.report = engine, drain_timeout, on_serving, report
         self._loop: asyncio.AbstractEventLoop | None = None
         self._at_once = asyncio.Event()
 
@@ -49,6 +51,8 @@ class DrainingServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain."""
+        if self.drain_timeout > 0:
+            self._say("finishing {requests} (at most {seconds:g} s); Ctrl-C or SIGTERM again stops at once.")
         ending = asyncio.create_task(self._end_the_late())
         try:
             await super().shutdown(sockets)
@@ -59,13 +63,22 @@ class DrainingServer(uvicorn.Server):
             await asyncio.gather(ending, return_exceptions=True)
 
     async def _end_the_late(self) -> None:
-        if not await self._told_within(self.drain_timeout):
+        told = await self._told_within(self.drain_timeout)
+        self._say("stopping without finishing {requests}.")
+        if not told:
             await self.engine.stop()
             await self._told_within(_LAST_WORDS)
         # Some do not even read their error, and from Python 3.12 on a closed server waits for its connections.
         self.force_exit = True
         for connection in list(self.server_state.connections):
             connection.transport.abort()
+
+    def _say(self, sentence: str) -> None:
+        """Report a sentence on the requests in flight, if there are any."""
+        count = len(self.server_state.tasks)
+        if count and self.report is not None:
+            requests = "1 request" if count == 1 else f"{count} requests"
+            self.report(sentence.format(requests=requests, seconds=self.drain_timeout))
 
     async def _told_within(self, seconds: float) -> bool:
         """Wait for a second signal; return whether it came."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, WrapValidator, model_validator
 
 from vllm_teach.engine.sampling_params import (
     LEAST_PENALTY,
@@ -33,9 +33,21 @@ from vllm_teach.serving.http.request_fields import (
     StopTokenIds,
     Text,
     Whole,
+    refused_as,
 )
 
 _Empty = Annotated[list[Any], Field(max_length=0)]
+_TextFormat = dict[Literal["type"], Literal["text"]]
+_TextAlone = Annotated[list[Literal["text"]], Field(max_length=1)]
+
+
+def _not_built(what: str) -> WrapValidator:
+    return refused_as(f"{what} not built here, so leave the field out")
+
+
+_TOOLS = _not_built("tools are")
+_FUNCTIONS = _not_built("functions are")
+_AUDIO = _not_built("audio is")
 
 
 class StreamOptions(BaseModel):
@@ -108,7 +120,7 @@ class CompletionRequest(SharedFields):
     echo: Flag | None = None
     logprobs: Annotated[Whole, Field(ge=0)] | None = None
     best_of: Whole | None = Field(None, description="Only what `n` is, too.")
-    suffix: Literal[""] | None = None
+    suffix: Annotated[Literal[""] | None, _not_built("a text to end on is")] = None
 
     @model_validator(mode="after")
     def _check_best_of(self) -> CompletionRequest:
@@ -121,7 +133,7 @@ class ContentPart(BaseModel):
     """A piece of a message. Only text is read here."""
 
     model_config = ConfigDict(extra="forbid")
-    type: Literal["text"]
+    type: Annotated[Literal["text"], refused_as("only text is read here, so send parts of type 'text'")]
     text: Text
 
 
@@ -140,11 +152,11 @@ class ChatMessage(BaseModel):
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[Text, BeforeValidator(_join_parts, json_schema_input_type=str | list[ContentPart])]
     name: Text | None = Field(None, description="Ignored.")
-    refusal: None = None
-    audio: None = None
-    function_call: None = None
-    tool_calls: _Empty | None = None
-    annotations: _Empty | None = None
+    refusal: Annotated[None, _not_built("refusals are")] = None
+    audio: Annotated[None, _AUDIO] = None
+    function_call: Annotated[None, _FUNCTIONS] = None
+    tool_calls: Annotated[_Empty | None, _TOOLS] = None
+    annotations: Annotated[_Empty | None, _not_built("annotations are")] = None
 
     def for_template(self) -> dict[str, str]:
         """Return what chat templates read; they know the developer's role by its older name."""
@@ -163,16 +175,16 @@ class ChatRequest(SharedFields):
     logprobs: Flag | None = None
     top_logprobs: Annotated[Whole, Field(ge=0)] | None = None
 
-    response_format: dict[Literal["type"], Literal["text"]] | None = None
-    modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = None
-    tools: _Empty | None = None
-    tool_choice: Literal["none", "auto"] | None = None
-    functions: _Empty | None = None
-    function_call: Literal["none", "auto"] | None = None
-    verbosity: Literal["medium"] | None = None
-    audio: None = None
-    moderation: None = None
-    web_search_options: None = None
+    response_format: Annotated[_TextFormat | None, _not_built("formats other than text are")] = None
+    modalities: Annotated[_TextAlone | None, _not_built("answers other than text are")] = None
+    tools: Annotated[_Empty | None, _TOOLS] = None
+    tool_choice: Annotated[Literal["none", "auto"] | None, _TOOLS] = None
+    functions: Annotated[_Empty | None, _FUNCTIONS] = None
+    function_call: Annotated[Literal["none", "auto"] | None, _FUNCTIONS] = None
+    verbosity: Annotated[Literal["medium"] | None, _not_built("degrees of verbosity are")] = None
+    audio: Annotated[None, _AUDIO] = None
+    moderation: Annotated[None, _not_built("moderation is")] = None
+    web_search_options: Annotated[None, _not_built("web search is")] = None
 
     metadata: Any = Field(None, description="Ignored.")
     parallel_tool_calls: Any = Field(None, description="Ignored.")

@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, PlainValidator, Strict
+from pydantic import (
+    BeforeValidator,
+    Field,
+    PlainValidator,
+    Strict,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 
 Whole = Annotated[int, Strict()]
 Number = Annotated[float, Strict(), Field(allow_inf_nan=False)]
@@ -25,25 +33,39 @@ Positive = Annotated[Whole, Field(ge=1, le=MOST)]
 MOST_STOPS, MOST_STOP_LENGTH = 16, 1024
 MOST_STOP_TOKENS, MOST_BIASES = 128, 1024
 
+
+def refused_as(reason: str) -> WrapValidator:
+    """Say `reason` of what the type does not take, where pydantic would only tell the few values that it does."""
+
+    def check(value: Any, take: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return take(value)
+        except ValidationError:
+            raise ValueError(reason) from None
+
+    return WrapValidator(check)
+
+
 _SomeText = Annotated[str, Strict(), Field(min_length=1)]
 _SomeIds = Annotated[list[TokenId], Field(min_length=1)]
 
 _PROMPTS = "use a text, a list of texts, a list of token ids, or a list of such lists"
+_EMPTY = "an empty prompt leaves nothing to go on from, so give at least one character or token"
 
 
 def list_prompts(value: Any) -> list[str] | list[list[int]]:
     """Return OpenAI's `prompt`, in any of its four forms, as a list of prompts; ValueError for what is none."""
-    if isinstance(value, str):
-        return [value]
-    if not isinstance(value, list) or not value:
+    several = isinstance(value, list) and value and isinstance(value[0], str | list)
+    prompts = value if several else [value]
+    if not all(isinstance(prompt, str) for prompt in prompts) and not all(map(_is_token_ids, prompts)):
         raise ValueError(_PROMPTS)
-    if all(isinstance(item, str) for item in value):
-        return value
-    prompts = value if isinstance(value[0], list) else [value]
-    for prompt in prompts:
-        if not isinstance(prompt, list) or not prompt or not all(type(item) is int and item >= 0 for item in prompt):
-            raise ValueError(_PROMPTS)
+    if not all(prompts):
+        raise ValueError(_EMPTY)
     return prompts
+
+
+def _is_token_ids(value: Any) -> bool:
+    return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
 
 
 def _list_of_one(value: Any) -> Any:

@@ -101,11 +101,13 @@ async def serve(
     metrics: ServerMetrics | None = None,
     *,
     on_serving: Callable[[DrainingServer], None] | None = None,
+    report: Callable[[str], None] | None = None,
 ) -> None:
     """Start `engine`, serve it on `sock` until SIGTERM or SIGINT, let what is in flight finish, and stop it.
 
     A second signal ends everything at once. `on_serving` is called when requests are taken, with the server, whose
-    `end` does what a signal does: outside the main thread, which alone gets signals, that is the way.
+    `end` does what a signal does: outside the main thread, which alone gets signals, that is the way. `report` is told
+    what its end waits for.
     """
     settings = server_settings or ServerSettings()
     with sock:
@@ -126,7 +128,7 @@ async def serve(
             )
             _raise_open_files()
             with _old_objects_left_alone():
-                await DrainingServer(config, engine, settings.drain_timeout, on_serving).serve(sockets=[sock])
+                await DrainingServer(config, engine, settings.drain_timeout, on_serving, report).serve(sockets=[sock])
         finally:
             await engine.stop()
 

@@ -1,4 +1,7 @@
-"""What is here and how it does: `/v1/models`, `/health`, `/version`, `/metrics`."""
+"""What is here and how it does: `/v1/models`, `/health`, `/version`, `/metrics`.
+
+Each takes HEAD, too, with which load balancers probe: the server leaves the body out (RFC 9110, section 9.3.2).
+"""
 
 from __future__ import annotations
 
@@ -45,12 +48,14 @@ class Version(BaseModel):
     version: str
 
 
+@router.head("/v1/models", include_in_schema=False)
 @router.get("/v1/models")
 async def list_models(service: ServiceOfApp) -> ModelList:
     """Return the names of the model."""
     return ModelList(data=[_model(service, name) for name in service.model_names])
 
 
+@router.head("/v1/models/{model:path}", include_in_schema=False)
 @router.get("/v1/models/{model:path}")
 async def get_model(model: str, service: ServiceOfApp) -> Model:
     """Return what is to know of a model."""
@@ -58,6 +63,7 @@ async def get_model(model: str, service: ServiceOfApp) -> Model:
     return _model(service, model)
 
 
+@router.head("/health", include_in_schema=False)
 @router.get("/health")
 async def health(service: ServiceOfApp) -> Health:
     """Say whether the engine is well."""
@@ -65,12 +71,14 @@ async def health(service: ServiceOfApp) -> Health:
     return Health()
 
 
+@router.head("/version", include_in_schema=False)
 @router.get("/version")
 async def version() -> Version:
     """Say which version this is."""
     return Version(version=__version__)
 
 
+@metrics_router.head("/metrics", include_in_schema=False)
 @metrics_router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(service: ServiceOfApp) -> Response:
     """Return all metrics in Prometheus' text format."""

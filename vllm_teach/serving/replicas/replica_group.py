@@ -29,6 +29,9 @@ from vllm_teach.serving.replicas.reserved_port import ReservedPort
 from vllm_teach.serving.replicas.server_health import Health, ask_health
 from vllm_teach.serving.replicas.supervised_process import RestartLimits, SupervisedProcess
 
+# Seconds in which servers that have nothing in flight end: then there is nothing to say of it.
+_QUICK_END = 1.0
+
 ReplicaCommand = Callable[[int, int], Sequence[str]]  # from a replica's number and its port to what serves on it
 
 
@@ -61,8 +64,8 @@ class ReplicaGroup:
 
     `command` gives what runs a replica on a port of 127.0.0.1; that answers `GET /health`, and after SIGTERM finishes
     what it had begun and ends. Each has its share of the cores, by OpenMP's variables, unless these are set here.
-    Configuration and logs are written to `folder`. `report` is told, a sentence each time, what went down and what is
-    done about it. Where nginx is not installed, the replicas serve on their ports.
+    Configuration and logs are written to `folder`. `report` is told, a sentence each time, what went down, what is done
+    about it, and what its end waits for. Where nginx is not installed, the replicas serve on their ports.
 
     Raises InvalidArgumentError when the port cannot be served on, ReplicaError when nginx refuses its configuration.
     """
@@ -110,6 +113,7 @@ class ReplicaGroup:
     def stop(self) -> None:
         """Make `run` finish and return; called again, it ends everything at once."""
         if self._stopping.is_set():
+            self._report("what is in flight is ended at once.")
             for each in (self.nginx, *self.replicas):
                 if each is not None:
                     each.kill()
@@ -146,10 +150,15 @@ class ReplicaGroup:
 
     async def _stop_all(self) -> None:
         """Stop nginx first, which takes nothing new and ends with its last answer; then the replicas, idle by now."""
+        seconds = self.settings.drain_timeout
+        waiting = f"finishing what is in flight (at most {seconds:g} s); Ctrl-C or SIGTERM again ends it at once."
+        reminder = asyncio.get_running_loop().call_later(_QUICK_END, self._report, waiting)
         # Each ends by itself when its time is over, and then has some seconds to do so.
         if self.nginx is not None:
-            await self.nginx.stop(self.settings.drain_timeout + 5.0)
-        await asyncio.gather(*(replica.stop(self.settings.drain_timeout + 15.0) for replica in self.replicas))
+            await self.nginx.stop(seconds + 5.0)
+            reminder.cancel()
+        await asyncio.gather(*(replica.stop(seconds + 15.0) for replica in self.replicas))
+        reminder.cancel()
 
     def _replica(self, index: int, command: ReplicaCommand) -> SupervisedProcess:
         port = self._reserved[index].port

@@ -19,6 +19,7 @@ from vllm_teach.serving.replicas.nginx import CONFIGURATION
 from vllm_teach.serving.replicas.nginx_configuration import NginxSettings
 from vllm_teach.serving.replicas.replica_group import ReplicaCommand, ReplicaGroup, ReplicaSettings
 from vllm_teach.serving.replicas.supervised_process import RestartLimits
+from vllm_teach.serving.report import report
 
 
 def serve_replicas(arguments: argparse.Namespace) -> None:
@@ -40,7 +41,7 @@ def run_until_signal(command: ReplicaCommand, folder: Path, settings: ReplicaSet
     """Run a `ReplicaGroup` in this thread, the main one, until SIGTERM, SIGINT or SIGHUP."""
 
     async def run() -> None:
-        group = ReplicaGroup(command, folder, settings, _report)
+        group = ReplicaGroup(command, folder, settings, report)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                 asyncio.get_running_loop().add_signal_handler(number, group.stop)
@@ -133,8 +134,3 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def _report(text: str) -> None:
-    with suppress(OSError):  # whoever read it is gone; the replicas go on
-        print(f"vllm-teach: {text}", file=sys.stderr, flush=True)

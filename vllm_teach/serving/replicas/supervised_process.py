@@ -98,6 +98,7 @@ class SupervisedProcess:
             try:
                 if self._well_since is None:
                     await self.start()
+                    self._report(f"{self.name} serves again.")
                 await self._watch()
             except ReplicaError as error:
                 self._count_down()

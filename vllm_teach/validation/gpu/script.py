@@ -15,6 +15,7 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from vllm_teach import resources
@@ -98,5 +99,7 @@ def _prepare(dry_run: bool) -> None:
         raise InvalidArgumentError(
             "PyTorch sees no CUDA device, and this script measures one; --dry-run runs its code on the CPU."
         )
+    if find_spec("triton") is None:
+        raise MissingDependencyError("The package triton is not installed; on Linux, pip install triton.")
     if (reason := triton_backend.unavailable()) is not None:
         raise InvalidArgumentError(reason)
