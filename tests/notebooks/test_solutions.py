@@ -20,6 +20,7 @@ LESSONS = (
     "09_quantization",
     "10_custom_kernels",
     "11_serving_and_monitoring",
+    "12_roofline_and_simulation",
     "13_reference_tables_audited",
 )
 CHECKS = [(one.lesson, one.name) for one in list_checks()]

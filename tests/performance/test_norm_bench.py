@@ -33,8 +33,8 @@ def test_every_case_has_three_ways(bench: NormBench) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_all_ways_of_a_case_compute_the_same(dtype: torch.dtype) -> None:
-    tensors = norm_bench._tensors((16, 64), dtype, "cpu")
-    for ways in norm_bench._cases(*tensors).values():
+    tensors = norm_bench.norm_tensors((16, 64), dtype, "cpu")
+    for ways in norm_bench.norm_cases(*tensors).values():
         first, *others = (way() for way in ways.values())
         for other in others:
             tolerance = 4 * torch.finfo(dtype).eps

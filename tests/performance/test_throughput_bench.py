@@ -1,11 +1,14 @@
 """`vllm-teach bench throughput`: the requests, the other system's batches, the ratio, what a step is made of."""
 
+import dataclasses
 import json
 import re
+import shlex
 import statistics
 import time
 from itertools import pairwise
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -14,18 +17,11 @@ from vllm_teach import LLM, SamplingParams, cli
 from vllm_teach.engine import model_runner
 from vllm_teach.errors import EngineError, InvalidArgumentError
 from vllm_teach.models.resolve import resolve_model
-from vllm_teach.performance import peers, throughput_bench
-from vllm_teach.performance.peers import StaticBatches, TransformersPeer, Trial, make_peer
+from vllm_teach.performance import peer_choice, throughput_bench
+from vllm_teach.performance.peers import StaticBatches, TransformersPeer, Trial
 from vllm_teach.performance.step_profile import KINDS, measure_step_parts, profile_steps
-from vllm_teach.performance.throughput_bench import (
-    FULL,
-    QUICK,
-    Mix,
-    ThroughputBench,
-    bench_throughput,
-    format_throughput,
-    serve,
-)
+from vllm_teach.performance.throughput_bench import bench_throughput, serve
+from vllm_teach.performance.throughput_report import FULL, QUICK, Mix, ThroughputBench, format_throughput
 from vllm_teach.performance.workload import Workload, draw_workload
 
 SMALL = Mix(5, (3, 12), (2, 6), profiled_steps=2)
@@ -101,7 +97,7 @@ def test_batches_that_are_none(batches: StaticBatches) -> None:
 def test_transformers_computes_each_requests_own_tokens(tiny: Path, llm: LLM, monkeypatch) -> None:
     """Padded on the left and masked, a row's tokens are those of the request alone, and ours."""
     workload = draw_workload(range(3, 400), 5, inputs=(3, 12), outputs=(2, 6), seed=1)
-    peer = make_peer("transformers", tiny, torch.float32)
+    peer = TransformersPeer(tiny)
     model, seen = peer.load(), []
     generate = model.generate
 
@@ -154,7 +150,7 @@ def test_tuning_finds_the_fastest_and_stops_what_is_slower(monkeypatch) -> None:
 
 
 def test_a_time_limit_stops_within_a_batch(tiny: Path) -> None:
-    peer = make_peer("transformers", tiny, torch.float32)
+    peer = TransformersPeer(tiny)
     long = Workload(((5,) * 8,) * 2, (400, 400))
     trial = peer._run(long, StaticBatches(2), 0.05)
     assert trial.stopped
@@ -162,18 +158,10 @@ def test_a_time_limit_stops_within_a_batch(tiny: Path) -> None:
 
 
 def test_a_batch_that_ends_early_is_an_error(tiny: Path, monkeypatch) -> None:
-    peer = make_peer("transformers", tiny, torch.float32)
+    peer = TransformersPeer(tiny)
     monkeypatch.setattr(peer.load(), "generate", lambda ids, **_: ids)
     with pytest.raises(EngineError, match="ended a batch before its last token"):
         peer.run(WORKLOAD)
-
-
-def test_peers_that_are_not_there(tiny: Path, monkeypatch) -> None:
-    with pytest.raises(InvalidArgumentError, match="compare='vllm' is no system"):
-        make_peer("vllm", tiny, torch.float32)
-    monkeypatch.setattr(peers, "installed_version", lambda name: None)
-    with pytest.raises(InvalidArgumentError, match=r"compare='transformers' cannot run here \(It is not installed"):
-        make_peer("transformers", tiny, torch.float32)
 
 
 def test_a_step_is_its_parts(llm: LLM) -> None:
@@ -237,9 +225,11 @@ def test_the_ratio_is_of_the_same_round_and_to_the_fastest(bench: ThroughputBenc
     ours, *theirs = bench.rows
     assert [row.system for row in bench.rows] == ["vllm_teach", "transformers", "transformers"]
     ratios = [[b / a for b, a in zip(row.seconds.samples, ours.seconds.samples, strict=True)] for row in theirs]
-    assert list(bench.speedup.samples) in ratios
-    assert bench.speedup.median == min(map(statistics.median, ratios))
-    assert len(bench.speedup.samples) == bench.rounds == 2
+    assert list(bench.speedups) == ["transformers"]
+    speedup = bench.speedups["transformers"]
+    assert list(speedup.samples) in ratios
+    assert speedup.median == min(map(statistics.median, ratios))
+    assert len(speedup.samples) == bench.rounds == 2
     for row in bench.rows:
         rates = [bench.num_output_tokens / seconds for seconds in row.seconds.samples]
         assert row.tokens_per_second.samples == pytest.approx(rates)
@@ -250,22 +240,100 @@ def test_the_ratio_is_of_the_same_round_and_to_the_fastest(bench: ThroughputBenc
 
 def test_it_is_json_and_text(bench: ThroughputBench) -> None:
     data = json.loads(json.dumps(bench.to_json()))
-    assert data["speedup"]["median"] == bench.speedup.median
+    median = bench.speedups["transformers"].median
+    assert data["speedups"]["transformers"]["median"] == median
     assert data["bookkeeping_share"] == bench.step.bookkeeping_share
     assert data["mix"]["inputs"] == [3, 12]
     assert data["environment"]["packages"]["transformers"]
     text = format_throughput(bench)
     assert text.startswith("tiny, float32, cpu, ")
-    assert re.search(rf"vllm_teach is {bench.speedup.median:.2f} times as fast", text)
+    assert re.search(rf"vllm_teach is {median:.2f} times as fast as transformers", text)
     assert all(str(trial.batches) in text for trial in bench.trials)
     assert all(kind in text for kind in KINDS)
 
 
 def test_ours_alone(tiny: Path, capsys) -> None:
-    bench = bench_throughput(tiny, compare=None, rounds=1, dtype="float32", mix=SMALL, progress=False)
+    bench = bench_throughput(tiny, compare=(), rounds=1, dtype="float32", mix=SMALL, progress=False)
     assert [row.system for row in bench.rows] == ["vllm_teach"]
-    assert bench.speedup is None
+    assert bench.speedups == {}
     assert "times as fast" not in format_throughput(bench)
+
+
+class Fake:
+    """A peer in a process of its own, without the process."""
+
+    failing: str | None = None
+    seen: ClassVar[list[object]] = []
+
+    def __init__(self, name: str, model_path: Path, dtype: torch.dtype, python: str = "python") -> None:
+        self.name, self.version, self.how = name, "1.0", "in its way"
+
+    def available(self) -> str | None:
+        return "It is not installed." if self.name == "llama.cpp" else None
+
+    def load(self, max_len: int, max_seqs: int) -> None:
+        self.seen.append(("load", max_len, max_seqs))
+        if self.failing:
+            raise EngineError(self.failing)
+
+    def run(self, workload: Workload) -> float:
+        self.seen.append(workload)
+        return 1.0
+
+    def close(self) -> None:
+        self.seen.append("close")
+
+
+@pytest.fixture
+def fake(monkeypatch) -> type[Fake]:
+    monkeypatch.setattr(peer_choice, "ProcessPeer", Fake)
+    monkeypatch.setattr(Fake, "seen", [])
+    return Fake
+
+
+def test_other_systems_get_the_same_requests_and_missing_ones_are_named(tiny: Path, fake: type[Fake]) -> None:
+    compare = ("vllm", "llama.cpp")
+    bench = bench_throughput(tiny, compare=compare, rounds=2, dtype="float32", mix=SMALL, progress=False)
+    assert [(row.system, row.how, row.version) for row in bench.rows] == [
+        ("vllm_teach", "continuous batching", None),
+        ("vllm", "in its way", "1.0"),
+    ]
+    assert list(bench.speedups) == ["vllm"]
+    loaded, warmed_up, *rounds, closed = fake.seen
+    assert (loaded, closed) == (("load", 18, 5), "close")
+    assert len(warmed_up) == 4
+    assert [(len(each), each.num_output_tokens) for each in rounds] == [(5, bench.num_output_tokens)] * 2
+    assert [(each.system, each.reason) for each in bench.missing] == [("llama.cpp", "It is not installed.")]
+    data = json.loads(json.dumps(bench.to_json()))
+    assert data["missing"] == [{"system": "llama.cpp", "reason": "It is not installed."}]
+    text = format_throughput(bench)
+    assert "1.0: in its way" in text
+    assert re.search(r"not in the table\n  llama.cpp +It is not installed\.\n", text)
+
+
+def test_a_system_that_cannot_load_the_model_is_missing(tiny: Path, fake: type[Fake], monkeypatch) -> None:
+    monkeypatch.setattr(fake, "failing", "vllm failed: no such processor.")
+    bench = bench_throughput(tiny, compare=("vllm",), rounds=1, dtype="float32", mix=SMALL, progress=False)
+    assert [(each.system, each.reason) for each in bench.missing] == [("vllm", "vllm failed: no such processor.")]
+    assert [row.system for row in bench.rows] == ["vllm_teach"]
+    assert fake.seen[-1] == "close"
+
+
+def test_a_system_that_fails_while_it_is_measured_ends_the_run(tiny: Path, fake: type[Fake], monkeypatch) -> None:
+    def fail(self: Fake, workload: Workload) -> float:
+        if len(workload) == SMALL.count:
+            raise EngineError("vllm failed: it ran out of memory.")
+        return 1.0
+
+    monkeypatch.setattr(fake, "run", fail)
+    with pytest.raises(EngineError, match="ran out of memory"):
+        bench_throughput(tiny, compare=("vllm",), rounds=1, dtype="float32", mix=SMALL, progress=False)
+    assert fake.seen[-1] == "close"
+
+
+def test_an_unknown_system_is_refused_before_the_model_is_loaded() -> None:
+    with pytest.raises(InvalidArgumentError, match="compare='sglang' is no system"):
+        bench_throughput("no such model", compare=("sglang",))
 
 
 def test_a_request_of_another_length_is_an_error(llm: LLM, monkeypatch) -> None:
@@ -277,17 +345,36 @@ def test_a_request_of_another_length_is_an_error(llm: LLM, monkeypatch) -> None:
 
 def test_a_mix_longer_than_the_context_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="up to 768 tokens, but the model's context is 512"):
-        bench_throughput("tiny", compare=None, dtype="float32", progress=False)
+        bench_throughput("tiny", compare=(), dtype="float32", progress=False)
+
+
+COMMAND = {
+    "compare": ("transformers",),
+    "peer_pythons": {},
+    "rounds": 3,
+    "dtype": "bfloat16",
+    "mix": FULL,
+    "progress": True,
+}
 
 
 @pytest.mark.parametrize(
     ("more", "asked"),
     [
-        ([], {"compare": "transformers", "rounds": 3, "dtype": "bfloat16", "mix": FULL, "progress": True}),
+        ([], {}),
         (
             ["--compare", "none", "--rounds", "5", "--dtype", "float32", "--quick", "--quiet"],
-            {"compare": None, "rounds": 5, "dtype": "float32", "mix": QUICK, "progress": False},
+            {"compare": (), "rounds": 5, "dtype": "float32", "mix": QUICK, "progress": False},
         ),
+        (
+            ["--compare", "transformers,vllm,llama.cpp", "--peer-python", "vllm=/a/python=3"],
+            {"compare": ("transformers", "vllm", "llama.cpp"), "peer_pythons": {"vllm": "/a/python=3"}},
+        ),
+        (
+            ["--input-len", "2048", "--output-len", "512", "--num-prompts", "1000"],
+            {"mix": Mix(1000, (2048, 2048), (512, 512))},
+        ),
+        (["--quick", "--output-len", "8"], {"mix": dataclasses.replace(QUICK, outputs=(8, 8))}),
     ],
 )
 def test_the_command(bench: ThroughputBench, monkeypatch, tmp_path, capsys, more: list[str], asked: dict) -> None:
@@ -295,6 +382,21 @@ def test_the_command(bench: ThroughputBench, monkeypatch, tmp_path, capsys, more
     monkeypatch.setattr(throughput_bench, "bench_throughput", lambda *a, **k: seen.append((a, k)) or bench)
     file = tmp_path / "bench.json"
     assert cli.main(["bench", "throughput", *more, "--json", str(file)]) == 0
-    assert seen == [(("smollm2",), asked)]
+    assert seen == [(("smollm2",), COMMAND | asked)]
     assert capsys.readouterr().out == format_throughput(bench) + "\n"
-    assert json.loads(file.read_text()).items() >= json.loads(json.dumps(bench.to_json())).items()
+    written = json.loads(file.read_text())
+    assert written.items() >= json.loads(json.dumps(bench.to_json())).items()
+    assert written["command"] == shlex.join(["vllm-teach", "bench", "throughput", *more, "--json", str(file)])
+    assert "commit" in written
+
+
+def test_an_interpreter_without_a_name_is_refused(capsys) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["bench", "throughput", "--peer-python", "/usr/bin/python3"])
+    assert "give NAME=PATH, as vllm=/opt/vllm/bin/python" in capsys.readouterr().err
+
+
+def test_fixed_lengths_are_one_number(bench: ThroughputBench) -> None:
+    fixed = dataclasses.replace(bench, mix=Mix(3, (7, 7), (2, 4)))
+    assert "prompts of 7 tokens (" in format_throughput(fixed)
+    assert "outputs of 2 to 4 (" in format_throughput(fixed)

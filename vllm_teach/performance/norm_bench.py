@@ -22,8 +22,8 @@ from vllm_teach.performance.environment import describe_environment
 from vllm_teach.performance.side_by_side import race
 from vllm_teach.performance.timing import check_calls, device_name
 
-_EPS = 1e-5
-_OURS = "ours"
+EPS = 1e-5
+OURS = "ours"
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ def bench_norms(
     paths: dict[str, str] = {}
     with torch.inference_mode(), tqdm(total=8, desc="bench norms", disable=not progress) as bar:
         for dtype in (torch.float32, torch.bfloat16):
-            x, residual, weight, bias = _tensors(shape, dtype, device)
-            for name, ways in _cases(x, residual, weight, bias).items():
+            x, residual, weight, bias = norm_tensors(shape, dtype, device)
+            for name, ways in norm_cases(x, residual, weight, bias).items():
                 case = f"{name}, {str(dtype).removeprefix('torch.')}"
                 bar.set_postfix_str(case)
                 kind = "rms_norm" if "RMSNorm" in name else "layer_norm"
@@ -93,42 +93,43 @@ def format_norms(bench: NormBench) -> str:
     for row in bench.rows:
         if row.case != case:
             case = row.case
-            lines += ["", case, f"  {_OURS:<24}{'':<30}{row.seconds * 1e3:9.2f} ms   {bench.paths[case]}"]
-        if row.way != _OURS:
+            lines += ["", case, f"  {OURS:<24}{'':<30}{row.seconds * 1e3:9.2f} ms   {bench.paths[case]}"]
+        if row.way != OURS:
             spread = f"({row.ratio_low:.2f} to {row.ratio_high:.2f})"
             lines.append(f"  {row.way:<24}{row.ratio:7.2f} x ours {spread:<16}{row.seconds * 1e3:9.2f} ms")
     return "\n".join(lines)
 
 
-def layer_norm_by_operations(x: Tensor, weight: Tensor, bias: Tensor, eps: float = _EPS) -> Tensor:
+def layer_norm_by_operations(x: Tensor, weight: Tensor, bias: Tensor, eps: float = EPS) -> Tensor:
     """Return the LayerNorm of `x` `[..., size]` as one writes it down: each operation reads and writes the tensor."""
     centered = x - x.mean(dim=-1, keepdim=True)
     variance = centered.pow(2).mean(dim=-1, keepdim=True)
     return centered * torch.rsqrt(variance + eps) * weight + bias
 
 
-def rms_norm_by_operations(x: Tensor, weight: Tensor, eps: float = _EPS) -> Tensor:
+def rms_norm_by_operations(x: Tensor, weight: Tensor, eps: float = EPS) -> Tensor:
     """Return the RMSNorm of `x` `[..., size]` as transformers' Llama writes it down."""
     wide = x.float()
     wide = wide * torch.rsqrt(wide.pow(2).mean(dim=-1, keepdim=True) + eps)
     return weight * wide.to(x.dtype)
 
 
-def _tensors(shape: tuple[int, int], dtype: torch.dtype, device: str) -> list[Tensor]:
+def norm_tensors(shape: tuple[int, int], dtype: torch.dtype, device: str) -> list[Tensor]:
+    """Return x and a residual of `shape` `[tokens, size]`, a weight and a bias `[size]`: the same numbers each time."""
     generator = torch.Generator().manual_seed(0)
     drawn = [torch.randn(size, generator=generator) for size in (shape, shape, shape[-1:], shape[-1:])]
     return [tensor.to(device=device, dtype=dtype) for tensor in drawn]
 
 
-def _cases(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> dict[str, dict[str, Callable[[], object]]]:
-    """Return for each case the ways to compute it, ours first."""
+def norm_cases(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> dict[str, dict[str, Callable[[], object]]]:
+    """Return for each case the ways to compute it: ours, PyTorch's, one operation after another."""
     size = x.shape[-1:]
 
     def layer_norm(x: Tensor) -> Tensor:
-        return F.layer_norm(x, size, weight, bias, _EPS)
+        return F.layer_norm(x, size, weight, bias, EPS)
 
     def rms_norm(x: Tensor) -> Tensor:
-        return F.rms_norm(x, size, weight, _EPS)
+        return F.rms_norm(x, size, weight, EPS)
 
     def added(norm: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
         total = x + residual
@@ -138,22 +139,22 @@ def _cases(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> dict[st
     rms_by_operations = partial(rms_norm_by_operations, weight=weight)
     return {
         "LayerNorm": {
-            _OURS: partial(norms.layer_norm, x, weight, bias, _EPS),
+            OURS: partial(norms.layer_norm, x, weight, bias, EPS),
             "F.layer_norm": partial(layer_norm, x),
             "by operations": partial(by_operations, x),
         },
         "residual + LayerNorm": {
-            _OURS: partial(norms.add_layer_norm, x, residual, weight, bias, _EPS),
+            OURS: partial(norms.add_layer_norm, x, residual, weight, bias, EPS),
             "add, F.layer_norm": partial(added, layer_norm),
             "add, by operations": partial(added, by_operations),
         },
         "RMSNorm": {
-            _OURS: partial(norms.rms_norm, x, weight, _EPS),
+            OURS: partial(norms.rms_norm, x, weight, EPS),
             "F.rms_norm": partial(rms_norm, x),
             "by operations": partial(rms_by_operations, x),
         },
         "residual + RMSNorm": {
-            _OURS: partial(norms.add_rms_norm, x, residual, weight, _EPS),
+            OURS: partial(norms.add_rms_norm, x, residual, weight, EPS),
             "add, F.rms_norm": partial(added, rms_norm),
             "add, by operations": partial(added, rms_by_operations),
         },
@@ -161,7 +162,7 @@ def _cases(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> dict[st
 
 
 def _race(case: str, ways: Mapping[str, Callable[[], object]], rounds: int, device: str) -> list[NormRow]:
-    found = race(ways, _OURS, rounds=rounds, warmup=2, device=device)
+    found = race(ways, OURS, rounds=rounds, warmup=2, device=device)
     return [
         NormRow(case, way, found.seconds[way].median, ratio.median, ratio.low, ratio.high)
         for way, ratio in found.ratios.items()

@@ -168,17 +168,3 @@ class TransformersPeer:
                 **timed,
             )
         return int(out.shape[1]) == width + new
-
-
-PEERS: dict[str, type[TransformersPeer]] = {"transformers": TransformersPeer}
-
-
-def make_peer(name: str, model_path: str | Path, dtype: torch.dtype, device: str = "cpu") -> TransformersPeer:
-    """Return the peer `name`. Raises InvalidArgumentError for an unknown one, and for one that cannot run here."""
-    if name not in PEERS:
-        raise InvalidArgumentError(f"compare={name!r} is no system to compare with: use one of {', '.join(PEERS)}.")
-    peer = PEERS[name](model_path, dtype, device)
-    reason = peer.available()
-    if reason is not None:
-        raise InvalidArgumentError(f"compare={name!r} cannot run here ({reason.removesuffix('.')}).")
-    return peer

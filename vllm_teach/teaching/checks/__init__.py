@@ -10,6 +10,7 @@ from vllm_teach.teaching.checks import (
     quantization,
     recomputation_and_training,
     reference_tables_audited,
+    roofline_and_simulation,
     scheduling,
     serving_and_monitoring,
     sharing_copy_on_write_prefix,
@@ -31,6 +32,7 @@ check = CheckBook(
         *quantization.CHECKS,
         *custom_kernels.CHECKS,
         *serving_and_monitoring.CHECKS,
+        *roofline_and_simulation.CHECKS,
         *reference_tables_audited.CHECKS,
     ]
 )

@@ -1,0 +1,113 @@
+"""A peer in another interpreter: its seconds, its errors, its end."""
+
+import json
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from vllm_teach.errors import EngineError, ModelLoadError
+from vllm_teach.models.gguf_reader import GGUFModel
+from vllm_teach.models.resolve import resolve_model
+from vllm_teach.performance.peer_process import client
+from vllm_teach.performance.peer_process.client import ProcessPeer
+from vllm_teach.performance.workload import Workload
+
+WORKLOAD = Workload(((1, 2, 3), (4,)), (5, 2))
+
+
+def peer_in(python: str) -> ProcessPeer:
+    return ProcessPeer("vllm", Path("some-model"), torch.bfloat16, python)
+
+
+def test_requests_are_served_there_and_its_own_output_is_no_answer(make_interpreter, tmp_path):
+    peer = peer_in(make_interpreter())
+    assert peer.available() is None
+    peer.load(max_len=99, max_seqs=8)
+    try:
+        assert (peer.version, peer.how) == ("9.9", "its own scheduler, bfloat16")
+        told = json.loads((tmp_path / "told").read_text())
+        assert (told["model"], told["dtype"], told["max_model_len"]) == ("some-model", "bfloat16", 99)
+        assert told["threads"] == str(torch.get_num_threads())
+        assert told["enable_prefix_caching"] is False
+        assert 0 <= peer.run(WORKLOAD) < 60
+        assert 0 <= peer.run(WORKLOAD) < 60
+    finally:
+        peer.close()
+    peer.close()
+    with pytest.raises(EngineError, match="vllm is not loaded"):
+        peer.run(WORKLOAD)
+
+
+def test_requests_that_end_early_are_an_error_and_the_next_ones_run(make_interpreter):
+    peer = peer_in(make_interpreter())
+    peer.load(99, 8)
+    try:
+        with pytest.raises(EngineError, match=r"vllm failed: RuntimeError: requests ended before their last token\.$"):
+            peer.run(Workload(((1,), (2,), (3,)), (2, 2, 2)))
+        assert peer.run(WORKLOAD) >= 0
+    finally:
+        peer.close()
+
+
+def test_a_model_that_it_refuses_is_its_own_words(make_interpreter):
+    peer = peer_in(make_interpreter(FAKE="refuses"))
+    with pytest.raises(EngineError, match=r"^vllm failed: ValueError: this model is not mine\.$"):
+        peer.load(99, 8)
+    peer.close()
+
+
+def test_a_process_that_dies_leaves_its_last_words(make_interpreter):
+    peer = peer_in(make_interpreter(FAKE="dies"))
+    with pytest.raises(EngineError, match=r"vllm failed: its process ended \(Fatal: no such processor\)\."):
+        peer.load(99, 8)
+    peer.close()
+
+
+def test_a_process_that_dies_while_it_serves(make_interpreter):
+    peer = peer_in(make_interpreter())
+    peer.load(99, 8)
+    for _ in range(2):
+        with pytest.raises(EngineError, match="vllm failed: its process ended"):
+            peer.run(Workload(((1,),) * 13, (1,) * 13))
+    peer.close()
+
+
+def test_what_it_started_ends_with_it(make_interpreter, tmp_path):
+    peer = peer_in(make_interpreter(FAKE="starts another"))
+    peer.load(99, 8)
+    started = psutil.Process(int((tmp_path / "told").read_text()))
+    assert started.is_running()
+    peer.close()
+    assert not psutil.pid_exists(started.pid) or started.status() == psutil.STATUS_ZOMBIE
+
+
+def test_why_it_is_not_there(tmp_path, monkeypatch):
+    (tmp_path / "no_such_module").mkdir()  # a folder of that name where one happens to be is no installation
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(client.SYSTEMS, "vllm", client.System("no_such_module", "vllm", client._as_it_is))
+    reason = ProcessPeer("vllm", Path("m"), torch.float32).available()
+    assert reason is not None
+    assert reason.startswith(f"It is not installed in {sys.executable}: pip install vllm there")
+    reason = peer_in(str(tmp_path / "nowhere")).available()
+    assert reason is not None
+    assert reason.startswith(f"{tmp_path / 'nowhere'} cannot be run (")
+    assert "--peer-python vllm=PATH" in reason
+
+
+def test_llama_cpp_gets_the_same_weights(tmp_path):
+    """The stand-in refuses to serve: what counts is the file that it was given."""
+    folder = resolve_model("tiny")
+    file = client.SYSTEMS["llama.cpp"].prepare(folder, tmp_path, torch.bfloat16)
+    assert GGUFModel(file).storage_dtype() is torch.bfloat16
+
+
+def test_a_model_that_cannot_be_given_to_it_starts_nothing(tmp_path):
+    (tmp_path / "config.json").write_text('{"architectures": ["MistralForCausalLM"], "model_type": "mistral"}')
+    peer = ProcessPeer("llama.cpp", tmp_path, torch.float32)
+    with pytest.raises(ModelLoadError, match="cannot be written as GGUF"):
+        peer.load(99, 8)
+    assert peer._process is None
+    peer.close()
