@@ -42,6 +42,7 @@ def run_validate(arguments: argparse.Namespace) -> None:
         return
     if arguments.out is not None:
         check_out(arguments.out)
+    lab = Lab(arguments.device, arguments.quick)
     # Otherwise PyTorch's profiler prints two lines to standard error.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     from tqdm import tqdm
@@ -52,7 +53,6 @@ def run_validate(arguments: argparse.Namespace) -> None:
             bar.set_postfix_str(f"{experiment.table_id}: {experiment.key}")
             bar.update()
 
-        lab = Lab(arguments.device, arguments.quick)
         audit = audit_tables(lab, wanted, announce, command=arguments.command_line)
     write(format_audit(audit))
     if arguments.out is not None:

@@ -66,6 +66,12 @@ def test_without_a_neutral_value_there_is_no_direction() -> None:
     assert near("68 %", "ratio", 0.68, 1.25, "why", None).outcome(found(0.5)) == FAILS
 
 
+def test_a_bound_at_no_effect_is_not_reached_by_no_effect() -> None:
+    for check in (at_least("rises", "ratio", 1, "why", 1.0), at_most("falls", "ratio", 1, "why", 1.0)):
+        assert check.outcome(found(1.0)) == FAILS
+    assert at_least("rises", "ratio", 1, "why", 1.0).outcome(found(1.01)) == HOLDS
+
+
 def test_bounds_include_their_limit() -> None:
     assert at_least("enough", "ratio", 0.6, "why").outcome(found(0.6)) == HOLDS
     assert at_most("few enough", "ratio", 4, "why").outcome(found(4)) == HOLDS
@@ -94,6 +100,8 @@ def test_no_finding_leaves_it_open() -> None:
         (near("x", "ratio", 3.0, 2.0, "why"), "1.73 to 6"),
         (at_least("x", "ratio", 0.6, "why"), "at least 0.6"),
         (at_most("x", "ratio", 4, "why"), "at most 4"),
+        (at_least("x", "ratio", 1, "why", 1.0), "more than 1"),
+        (at_most("x", "ratio", 1, "why", 1.0), "less than 1"),
         (between("x", "ratio", 1, 1, "why", neutral=None), "exactly 1"),
     ],
 )

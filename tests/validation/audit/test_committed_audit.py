@@ -4,7 +4,9 @@ import json
 
 from vllm_teach import data
 from vllm_teach.teaching.canonical import absolute_paths
+from vllm_teach.validation.audit.finding import COUNTED
 from vllm_teach.validation.audit.result_file import read_audit
+from vllm_teach.validation.audit.verdict import UNDECIDED
 from vllm_teach.validation.tables import load_tables
 
 FILE = "results/audit_quick.json"
@@ -31,3 +33,15 @@ def test_it_says_where_it_comes_from_without_a_path_of_that_machine() -> None:
     assert provenance["commit"]
     assert not absolute_paths(json.dumps(provenance))
     assert stored["quick"] is True
+
+
+def test_at_most_five_rows_are_undecided_and_each_names_what_is_missing() -> None:
+    undecided = [row for row in read_audit(data.path(FILE)).rows if row.verdict.verdict == UNDECIDED]
+    assert len(undecided) <= 5
+    assert all(row.verdict.missing for row in undecided)
+
+
+def test_no_seconds_and_no_rate_are_called_a_count() -> None:
+    for row in read_audit(data.path(FILE)).rows:
+        for finding in row.findings:
+            assert finding.how != COUNTED or finding.unit not in ("s", "ms", "tokens/s"), finding

@@ -66,7 +66,8 @@ def made_to(experiment: Experiment, hold: bool) -> list[Finding]:
 
     def value(check: Check) -> float:
         if hold:
-            return check.low if math.isfinite(check.low) else check.high
+            end, step = (check.low, 1) if math.isfinite(check.low) else (check.high, -1)
+            return end + step / 2 if end == check.neutral else end  # "more than" a value that would mean no effect
         if check.neutral is not None:
             return check.neutral - 1 if check.low >= check.neutral else check.neutral + 1
         return check.high * 2 + 1 if math.isfinite(check.high) else check.low - 1

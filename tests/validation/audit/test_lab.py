@@ -36,6 +36,13 @@ def test_what_is_no_typed_error_is_a_bug_and_comes_out() -> None:
         Lab().once(measure)
 
 
+def test_no_experiment_times_page_faults_because_no_engine_ran_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[bool] = []
+    monkeypatch.setattr("vllm_teach.validation.audit.lab.keep_large_blocks", lambda: told.append(True))
+    Lab()
+    assert told == [True]
+
+
 def test_quick_picks_the_second() -> None:
     assert (Lab().pick(10, 1), Lab(quick=True).pick(10, 1)) == (10, 1)
 

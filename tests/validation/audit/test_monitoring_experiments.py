@@ -25,7 +25,25 @@ def test_every_metric_is_exported_and_right(key: str, lab: Lab) -> None:
     assert row.stopped is None
     gpu = key == "memory_utilisation_gpu_and_host" and not lab.on_gpu
     assert row.verdict.verdict == (PARTLY if gpu else CONFIRMED), row.verdict.judgements
-    assert row.verdict.missing == (("GPU memory, exported",) if gpu else ())
+    assert row.verdict.missing == (("GPU memory, exported / counted",) if gpu else ())
+
+
+def test_on_a_gpu_the_gpu_serves_and_its_memory_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = Lab(quick=True)
+    lab.device = "cuda"
+
+    class Asked(Exception):
+        pass
+
+    def engine(model: str, *, device: str, **settings: object) -> None:
+        raise Asked(device)
+
+    monkeypatch.setattr("vllm_teach.LLM", engine, raising=False)
+    with pytest.raises(Asked, match="cuda"):
+        monitoring.serve_tiny(lab)
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (30, 40))
+    assert monitoring._device_share(lab) == 0.25
+    assert monitoring._device_share(Lab()) is None
 
 
 def test_without_the_extra_the_rows_cannot_be_decided_and_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

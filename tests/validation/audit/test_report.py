@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 from vllm_teach.validation.audit.report import format_audit, format_list, format_markdown
 from vllm_teach.validation.audit.run import Audit
 
@@ -56,3 +58,12 @@ def test_the_list_has_a_heading_for_each_table() -> None:
     assert text.splitlines() == [
         "A", "  one", "    Count one.", "  two", "    Count two.", "", "B", "  three", "    Count three.",
     ]  # fmt: skip
+
+
+def test_where_the_seconds_went_is_told_the_longest_first(small_audit: Audit) -> None:
+    seconds = {"A-overall": 2.0, "B-flash-attention": 7.0, "B-motivation": 0.1}
+    rows = tuple(replace(row, seconds=seconds[row.experiment.table_id]) for row in small_audit.rows)
+    audit = replace(small_audit, rows=rows, shared={"race layer": 5.0}, seconds=15.0)
+    told = "time: 15 s, B-flash-attention/time_ms 7.0 s, race layer (shared) 5.0 s, A-overall/memory_reduction 2.0 s"
+    assert f"{told}, all else 1.0 s." in format_markdown(audit)
+    assert told in format_audit(audit).replace("\n", " ")

@@ -6,7 +6,7 @@ import pytest
 
 from vllm_teach.errors import InvalidArgumentError
 from vllm_teach.validation.audit.lab import Lab
-from vllm_teach.validation.audit.result_file import read_audit, write_audit
+from vllm_teach.validation.audit.result_file import check_out, read_audit, write_audit
 from vllm_teach.validation.audit.run import Audit, audit_tables
 from vllm_teach.validation.audit.verdict import CONFIRMED, CONTRADICTED, UNDECIDED
 
@@ -75,9 +75,64 @@ def test_a_changed_finding_in_the_file_changes_the_verdict(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("content", "why"),
-    [("{", "Expecting"), ("{}", "'what'"), ('{"what": "x", "schema": 1}', "what is 'x'"), ("[]", "list indices")],
+    [
+        ("{", "Expecting"),
+        ("{}", "'what'"),
+        ('{"what": "x", "schema": 1}', "what is 'x'"),
+        ("[]", "list indices"),
+        ("[" * 100_000, "recursion"),
+    ],
 )
 def test_what_is_no_audit_is_refused(content: str, why: str, tmp_path: Path) -> None:
     (tmp_path / "audit.json").write_text(content)
     with pytest.raises(InvalidArgumentError, match=f"holds no audit .*{why}"):
         read_audit(tmp_path / "audit.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"schema": 2}, "schema 2"),
+        ({"seconds": "long"}, "seconds is 'long'"),
+        ({"provenance": []}, r"provenance is \[\]"),
+        ({"rows": {"one": 1}}, "rows is"),
+        ({"rows": ["one"]}, ""),
+        ({"rows": [{"table": "A-overall", "key": "speed"}]}, "has no experiment"),
+    ],
+)
+def test_a_damaged_audit_is_refused_as_one(
+    change: dict[str, object], why: str, small_audit: Audit, tmp_path: Path
+) -> None:
+    path = tmp_path / "audit.json"
+    path.write_text(json.dumps(small_audit.to_json() | change))
+    with pytest.raises(InvalidArgumentError, match=f"holds no audit .*{why}"):
+        read_audit(path)
+
+
+def test_a_row_that_stands_there_twice_is_refused(small_audit: Audit, tmp_path: Path) -> None:
+    content = small_audit.to_json()
+    content["rows"] *= 2  # type: ignore[operator]
+    (tmp_path / "audit.json").write_text(json.dumps(content))
+    with pytest.raises(InvalidArgumentError, match="twice"):
+        read_audit(tmp_path / "audit.json")
+
+
+def test_an_audit_without_shared_seconds_is_read_as_well(small_audit: Audit, tmp_path: Path) -> None:
+    content = small_audit.to_json()
+    del content["shared"]
+    (tmp_path / "audit.json").write_text(json.dumps(content))
+    assert read_audit(tmp_path / "audit.json").shared == {}
+
+
+@pytest.mark.parametrize("name", ["a" * 300 + ".json", "a" * 252 + ".md"])
+def test_a_name_that_no_file_can_have_is_refused_before_minutes_are_spent(name: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentError, match="cannot be written"):
+        check_out(tmp_path / name)
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_check_leaves_nothing_and_an_older_file_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "audit.json").write_text("old")
+    check_out(tmp_path / "audit.json")
+    assert os.listdir(tmp_path) == ["audit.json"]
+    assert (tmp_path / "audit.json").read_text() == "old"

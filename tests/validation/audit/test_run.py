@@ -1,4 +1,5 @@
 import json
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -113,3 +114,23 @@ def test_a_fault_of_an_experiment_is_not_hidden() -> None:
 
     with pytest.raises(RuntimeError, match="shapes"):
         audit_tables(Lab(), experiments=register)
+
+
+def test_what_rows_share_is_no_rows_own_time() -> None:
+    register = Register()
+
+    def measure_long(lab: Lab) -> float:
+        deadline = time.perf_counter() + 0.02
+        while time.perf_counter() < deadline:
+            pass
+        return 1.0
+
+    @register.experiment("A-overall", "memory_reduction", FIRST)
+    def find(lab: Lab) -> Iterator[Finding]:
+        """Measure for others as well."""
+        yield counted("first", lab.once(measure_long), "", "made up")
+
+    audit = audit_tables(Lab(), experiments=register)
+    assert audit.shared["measure long"] >= 0.02
+    assert audit.rows[0].seconds <= audit.seconds - audit.shared["measure long"]
+    assert audit.to_json()["shared"] == {"measure long": round(audit.shared["measure long"], 3)}

@@ -14,6 +14,8 @@ HOLDS = "holds"
 DIRECTION = "direction only"
 FAILS = "fails"
 OPEN = "open"
+LAYERS = (12, 96)
+"""Of the published language models, from GPT-2 to GPT-3."""
 _SOME_EFFECT = 0.05
 """Of the way from no effect to the claimed range: below that a finding has no direction to speak of."""
 
@@ -53,11 +55,11 @@ class Check:
 
     @property
     def accepted(self) -> str:
-        """The range in words: "1.5 to 6", "at least 0.6", "at most 4"."""
+        """The range in words: "1.5 to 6", "at least 0.6", "at most 4"; "more than 1" where 1 would mean no effect."""
         if math.isinf(self.low):
-            return f"at most {number(self.high)}"
+            return f"{'less than' if self.high == self.neutral else 'at most'} {number(self.high)}"
         if math.isinf(self.high):
-            return f"at least {number(self.low)}"
+            return f"{'more than' if self.low == self.neutral else 'at least'} {number(self.low)}"
         return f"{number(self.low)} to {number(self.high)}" if self.low < self.high else f"exactly {number(self.low)}"
 
     def outcome(self, finding: Finding | None) -> str:
@@ -116,10 +118,13 @@ def near(
     return Check(part, finding, low, high, why, neutral, optional)
 
 
-def absolute(part: str, finding: str, milliseconds: float) -> Check:
-    """Return the check of a published time against the clock of the device it was published for, if that is here."""
-    why = "a factor of 2 for batch and layers, which are not published; only on an A100"
-    return near(f"{part}, {number(milliseconds)} ms on an A100", finding, milliseconds, 2.0, why, None, optional=True)
+def whole_model(part: str, finding: str) -> Check:
+    """Return the check of a published time by how many layers it would be of, on the device it was published for.
+
+    Batch and layers are not published, so a time can only be impossible: of fewer or more layers than models have.
+    """
+    why = "the layers that published language models have; only on an A100"
+    return Check(part, finding, *LAYERS, why, optional=True)
 
 
 def between(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
+from vllm_teach.engine.heap import keep_large_blocks
 from vllm_teach.errors import VllmTeachError
 from vllm_teach.performance.timing import device_name
 
@@ -21,12 +23,18 @@ MODEL = "smollm2"
 class Lab:
     """One run's place. `device` is "cpu" or "cuda"; `quick` asks for smaller workloads and fewer repetitions.
 
+    `shared` has the seconds of what was measured once for several rows, by its name.
+
     Raises InvalidArgumentError for a device that is not there.
     """
 
     def __init__(self, device: str = "cpu", quick: bool = False) -> None:
         self.device = device_name(device, "clock")
+        if not self.on_gpu:
+            # As every engine does: whether a race times page faults would else depend on which experiments came before.
+            keep_large_blocks()
         self.quick = quick
+        self.shared: dict[str, float] = {}
         self._done: dict[object, object] = {}
 
     def once(self, measure: Callable[[Lab], T]) -> T:
@@ -35,10 +43,13 @@ class Lab:
         What it raised then, if that was a typed error, is raised again: minutes are not spent twice on it.
         """
         if measure not in self._done:
+            started = time.perf_counter()
             try:
                 self._done[measure] = measure(self)
             except VllmTeachError as error:
                 self._done[measure] = error
+            finally:
+                self.shared[measure.__name__.replace("_", " ")] = time.perf_counter() - started
         found = self._done[measure]
         if isinstance(found, VllmTeachError):
             raise found

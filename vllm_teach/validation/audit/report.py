@@ -16,6 +16,7 @@ from vllm_teach.validation.tables import Table, get_table
 
 _HEADINGS = ("claim", "measured, counted, read", "modelled, computed, documented", "verdict and why")
 _WIDTHS = (22, 30, 30, 40)
+_LONG = 0.5  # seconds from which on an experiment is named
 _OUTCOMES = {HOLDS: "hold", DIRECTION: "in direction only", FAILS: "fail", OPEN: "are open"}
 
 
@@ -26,7 +27,7 @@ def format_audit(audit: Audit) -> str:
         lines += ["", *_heading(table), "", *_line(_HEADINGS), "-+-".join("-" * width for width in _WIDTHS)]
         for row in rows:
             lines += [*_line(tuple("\n".join(cell) for cell in _cells(row))), ""]
-    return "\n".join([*lines, _summary(audit)])
+    return "\n".join([*lines, *textwrap.wrap(_time(audit), sum(_WIDTHS) + 9), _summary(audit)])
 
 
 def format_markdown(audit: Audit) -> str:
@@ -42,6 +43,8 @@ def format_markdown(audit: Audit) -> str:
         f"- command: `{audit.provenance.get('command') or 'none'}`, {audit.seconds:.0f} s",
         "",
         f"{_summary(audit)}.",
+        "",
+        f"{_time(audit)}.",
     ]
     for table, rows in _by_table(audit.rows):
         lines += ["", f"## {table.id}", "", *(f"- {text}" for text in _told_of(table)), ""]
@@ -110,6 +113,16 @@ def _summary(audit: Audit) -> str:
     ]
     undecided = f"; undecided: {', '.join(still)}" if still else ""
     return f"{len(audit.rows)} rows: {counts}; of their parts {told}{undecided}"
+
+
+def _time(audit: Audit) -> str:
+    """Return where the seconds went: what rows share, and the rows' own, the longest first."""
+    spent = {f"{name} (shared)": seconds for name, seconds in audit.shared.items()}
+    spent |= {f"{row.experiment.table_id}/{row.experiment.key}": row.seconds for row in audit.rows}
+    long = sorted((name for name in spent if spent[name] >= _LONG), key=lambda name: -spent[name])
+    rest = audit.seconds - sum(spent[name] for name in long)
+    told = [f"{name} {spent[name]:.1f} s" for name in long]
+    return ", ".join([f"time: {audit.seconds:.0f} s", *told, f"all else {max(0.0, rest):.1f} s"])
 
 
 def _line(cells: Sequence[str]) -> list[str]:

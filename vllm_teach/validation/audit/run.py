@@ -23,7 +23,10 @@ WHAT, SCHEMA = "vllm-teach validate", 1
 
 @dataclass(frozen=True)
 class RowAudit:
-    """One row: the experiment, what it found, the verdict, and why it broke off (None: it did not)."""
+    """One row: the experiment, what it found, the verdict, and why it broke off (None: it did not).
+
+    `seconds` are its own, without what it shares with other rows.
+    """
 
     experiment: Experiment
     findings: tuple[Finding, ...]
@@ -51,13 +54,14 @@ class RowAudit:
 
 @dataclass(frozen=True)
 class Audit:
-    """A whole run: its rows in the tables' order, and where they come from."""
+    """A whole run: its rows in the tables' order, where they come from, and seconds: in all, and what rows `shared`."""
 
     rows: tuple[RowAudit, ...]
     device: str
     quick: bool
     seconds: float
     provenance: dict[str, object] = field(default_factory=dict)
+    shared: dict[str, float] = field(default_factory=dict)
 
     def counts(self) -> dict[str, int]:
         """Return how many rows have each of the verdicts."""
@@ -76,6 +80,7 @@ class Audit:
             "device": self.device,
             "quick": self.quick,
             "seconds": round(self.seconds, 1),
+            "shared": {name: round(spent, 3) for name, spent in self.shared.items()},
             "verdicts": self.counts(),
             "rows": [row.to_json() for row in self.rows],
             "provenance": self.provenance,
@@ -103,15 +108,17 @@ def audit_tables(
         if announce is not None:
             announce(each)
         rows.append(audit_row(each, lab))
-    return Audit(tuple(rows), lab.label, lab.quick, time.perf_counter() - started, describe_run(command))
+    spent = time.perf_counter() - started
+    return Audit(tuple(rows), lab.label, lab.quick, spent, describe_run(command), dict(lab.shared))
 
 
 def audit_row(experiment: Experiment, lab: Lab) -> RowAudit:
     """Run one experiment and judge its row."""
-    started = time.perf_counter()
+    started, shared = time.perf_counter(), sum(lab.shared.values())
     found, stopped = _collect(experiment.find(lab))
     verdict = judge(experiment.checks, found)
-    return RowAudit(experiment, tuple(found), verdict, stopped, time.perf_counter() - started)
+    own = time.perf_counter() - started - (sum(lab.shared.values()) - shared)
+    return RowAudit(experiment, tuple(found), verdict, stopped, own)
 
 
 def describe_run(command: str) -> dict[str, object]:

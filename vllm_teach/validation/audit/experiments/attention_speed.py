@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from vllm_teach.performance.timing import Timing
 from vllm_teach.validation.audit import a100
-from vllm_teach.validation.audit.check import absolute, between, near, published
+from vllm_teach.validation.audit.check import between, near, published, whole_model
 from vllm_teach.validation.audit.experiment import experiment
 from vllm_teach.validation.audit.finding import Finding, arithmetic, counted, measured, modelled
 from vllm_teach.validation.audit.lab import Lab
@@ -26,6 +26,8 @@ _WHY_FACTOR = (
 )
 # The second article's formula has no mask; a language model's prefill, which the first one measures, is causal.
 _CASES = ((2048, False), (2048, True), (4096, False))
+_FRACTION = published("A-attention-2048")("attention_time_fraction_of_baseline", "optimised")
+_WHY_MODELLED = "the same; a roofline bounds the ratio on neither side"
 _WHICH = {"baseline": "naive", "optimised": "tiled"}
 _TIME, _TIME_4096 = "time at 2,048, naive / tiled", "time at 4,096, naive / tiled"
 _GROWTH = "ratio at 4,096 / ratio at 2,048"
@@ -90,10 +92,11 @@ def race_layer(lab: Lab) -> LayerRace:
     near(
         "optimised attention takes 0.23 of the baseline's time",
         "time at 2,048, tiled / naive",
-        published("A-attention-2048")("attention_time_fraction_of_baseline", "optimised"),
+        _FRACTION,
         _FACTOR,
         _WHY_FACTOR,
     ),
+    near("and on an A100", "the same on an A100, causal", _FRACTION, _FACTOR, _WHY_MODELLED),
 )
 def fraction(lab: Lab) -> Iterator[Finding]:
     """Time plain attention and the compiled tiled kernel in the same rounds, as in a prefill of 2,048 tokens."""
@@ -108,7 +111,11 @@ def fraction(lab: Lab) -> Iterator[Finding]:
     "B-flash-attention",
     "time_ms",
     near("FlashAttention is 3.0 times as fast", _TIME, _B("time_ms", "ratio"), _FACTOR, _WHY_FACTOR),
-    *(absolute(f"the {which}'s time", f"{which} on this A100", _B("time_ms", which)) for which in _WHICH),
+    near("and on an A100", "the ratio on an A100, no mask", _B("time_ms", "ratio"), _FACTOR, _WHY_MODELLED),
+    *(
+        whole_model(f"{_B('time_ms', which):.0f} ms are of a model's layers", f"layers of the {which} on this A100")
+        for which in _WHICH
+    ),
 )  # fmt: skip
 def time_ratio(lab: Lab) -> Iterator[Finding]:
     """Race naive and tiled attention at 2,048 tokens; model both on an A100; ask which batch would take 185 ms."""
@@ -118,7 +125,9 @@ def time_ratio(lab: Lab) -> Iterator[Finding]:
     yield measured("the same under a causal mask", masked.ratios["naive"], "x", f"{layer.setting}; skips masked tiles")
     if lab.is_a100:
         for which, name in _WHICH.items():
-            yield measured(f"{which} on this A100", bare.seconds[name], "ms", layer.setting, 1e3)
+            yield layers_here(
+                f"layers of the {which} on this A100", _B("time_ms", which), bare.seconds[name], layer.setting
+            )
     for mask, ratio in _modelled_ratios(2048).items():
         yield modelled(f"the ratio on an A100, {mask}", ratio, "x", "float16, batch 8, roofline of its data sheet")
     one = _naive_seconds(2048, 1)
@@ -222,6 +231,12 @@ def at_4096(lab: Lab) -> Iterator[Finding]:
     bare, masked = (_modelled_ratios(4096)[mask] / _modelled_ratios(2048)[mask] for mask in ("no mask", "causal"))
     yield modelled("that growth on an A100, no mask", bare, "x", "roofline, batch 8")
     yield modelled("that growth on an A100, causal", masked, "x", "roofline, batch 8")
+
+
+def layers_here(name: str, milliseconds: float, layer: Timing, setting: str) -> Finding:
+    """Return how many layers a published time is of, by the clock of one."""
+    counts = Timing.of([milliseconds / 1e3 / each for each in layer.samples])
+    return measured(name, counts, "layers", f"{milliseconds:g} ms / one layer; {setting}")
 
 
 def _naive_seconds(length: int, batch: int) -> float:

@@ -75,7 +75,7 @@ def _here(lab: Lab) -> Iterator[Finding]:
     bench = lab.once(time_linear_layers)
     for row in bench.rows:
         if row.method == "int4" and row.case.endswith("layers"):
-            setting = f"SmolLM2's {row.case}' matrices, one token, {lab.label}"
+            setting = f"SmolLM2's {row.case}' matrices, one token, on the processor"
             low, high = sorted((1 / row.ratio_low, 1 / row.ratio_high))
             yield Finding(
                 "linear layers here, bfloat16 / 4 bits", 1 / row.ratio, "x", MEASURED, setting, low, high, bench.rounds

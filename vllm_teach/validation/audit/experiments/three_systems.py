@@ -1,7 +1,7 @@
 """The three systems of the articles' tables, run by our own engine on a real model, under the same requests.
 
-- *original*: plain attention, a contiguous reservation of the longest sequence for each, batches that wait for their
-  longest output. One block as long as the longest sequence is such a reservation.
+- *original*: plain attention over padded batches, a contiguous reservation of the longest sequence for each, batches
+  that wait for their longest output. One block as long as the longest sequence is such a reservation.
 - *flash*: the same with tiled attention.
 - *full*: paged memory, continuous batching, chunked prefill, tiled attention.
 
@@ -29,7 +29,7 @@ SYSTEMS = ("original", "flash", "full")
 MAX_LEN = 512
 RESERVED = 4
 """Sequences that the memory holds at their longest: what article B says fits of its model at 2,048 tokens."""
-_LOAD = 0.8
+_LOAD, _ROUNDS = 0.8, 5
 _TEXT = "texts/corran_sound.txt"
 
 
@@ -43,24 +43,30 @@ class Job:
 
 @dataclass(frozen=True)
 class SystemRun:
-    """What one system did. `offline` has the seconds for all jobs at once, by round; latencies are of an open loop.
+    """What one system did, by round. `offline` are the seconds for all jobs at once, and `gaps` the medians of the
+    seconds between two tokens of a sequence there; `p99` is the 99th percentile of the latencies of an open loop.
 
-    `gaps` are the medians of the seconds between two tokens of a sequence, by round, all jobs at once. `peak_slots`
-    are the most slots of the KV cache that were held, and `reserved_slots` what the same jobs would hold all at once.
+    `peak_slots` are the most slots of the KV cache that were held, and `steps` how many the engine took for all jobs.
     """
 
     offline: Timing
     gaps: Timing
-    latencies: tuple[float, ...]
+    p99: Timing
     peak_slots: int
+    steps: int
 
 
 @dataclass(frozen=True)
 class ThreeSystems:
-    """All three, the jobs they had, the open loop's rate in requests a second, and the bytes of weights and a slot."""
+    """All three, the jobs they had, how many of them an open loop had and at which rate, in requests a second.
+
+    `weight_bytes` are the model's, `slot_bytes` those of K and V of a token, and `score_bytes` those of plain attention
+    over the longest prompt.
+    """
 
     runs: dict[str, SystemRun]
     jobs: tuple[Job, ...]
+    num_in_loop: int
     rate: float
     weight_bytes: int
     slot_bytes: int
@@ -72,65 +78,55 @@ class ThreeSystems:
         pairs = zip(of(self.runs[slow]).samples, of(self.runs[fast]).samples, strict=True)
         return Timing.of([a / b for a, b in pairs])
 
-    def p99(self, name: str, without: int | None = None) -> float:
-        """Return the open loop's 99th percentile, of all requests or of those but one."""
-        from vllm_teach.performance.virtual_time import quantile
-
-        return quantile([s for i, s in enumerate(self.runs[name].latencies) if i != without], 0.99)
-
-    def p99_ratio(self, slow: str, fast: str) -> Timing:
-        """Return the ratio of two 99th percentiles; its spread is that of leaving each request out in turn."""
-        whole = self.p99(slow) / self.p99(fast)
-        parts = [self.p99(slow, i) / self.p99(fast, i) for i in range(len(self.jobs))]
-        samples = [whole, *parts]
-        return Timing(whole, min(samples), max(samples), tuple(samples))
-
     def memory(self, name: str) -> int:
         """Return the bytes to serve all jobs at once: weights, K and V, and the scores of plain attention."""
-        slots = self.runs["full"].peak_slots if name == "full" else len(self.jobs) * MAX_LEN
-        return self.weight_bytes + slots * self.slot_bytes + (self.score_bytes if name == "original" else 0)
+        return self.weight_bytes + self.cache(name) + (self.score_bytes if name == "original" else 0)
 
     def cache(self, name: str) -> int:
-        """Return the part of it that K and V take."""
+        """Return the part of it that K and V take: slots held where they are paged, else a reservation for each job."""
         slots = self.runs["full"].peak_slots if name == "full" else len(self.jobs) * MAX_LEN
         return slots * self.slot_bytes
 
 
 def run_three_systems(lab: Lab) -> ThreeSystems:
-    """Serve the same jobs with each system: rounds of all at once, then once as an open loop.
+    """Serve the same jobs with each system: rounds of all at once, then rounds of an open loop, in turns.
 
-    The loop's arrivals are Poisson's, the same for all, at 80 % of what the original manages. On a processor the model
-    is the real one; on a GPU it is Llama-2-7B's shape with random weights. Raises ModelNotFoundError without the model.
+    The loop's arrivals are Poisson's, drawn anew in each round and the same for all, at 80 % of what the original
+    manages. On a processor the model is the real one; on a GPU it is Llama-2-7B's shape with random weights. Raises
+    ModelNotFoundError without the model.
     """
     from vllm_teach.models.decoder import Decoder
+    from vllm_teach.performance.simulator.traffic import draw_times
+    from vllm_teach.performance.virtual_time import quantile
 
     engines = _engines(lab)
     jobs = draw_jobs(lab, next(iter(engines.values())))
-    rounds = 5
     outputs: dict[str, list[list[RequestOutput]]] = {name: [] for name in engines}
     seconds: dict[str, list[float]] = {name: [] for name in engines}
-    peaks = dict.fromkeys(engines, 0)
+    p99: dict[str, list[float]] = {name: [] for name in engines}
+    peaks, steps = dict.fromkeys(engines, 0), dict.fromkeys(engines, 0)
     for llm in engines.values():
         _all_at_once(llm, jobs[:2])  # warms up, and builds the kernels
-    for number in range(rounds):
-        names = [*engines][number % 3 :] + [*engines][: number % 3]
-        for name in names:
-            spent, done, peaks[name] = _all_at_once(engines[name], jobs)
+    for number in range(_ROUNDS):
+        for name in _in_turn(number):
+            spent, done, peaks[name], steps[name] = _all_at_once(engines[name], jobs)
             seconds[name].append(spent)
             outputs[name].append(done)
     rate = _LOAD * len(jobs) / statistics.median(seconds["original"])
-    source, moment, times = random.Random(0), 0.0, []
-    for _ in jobs:
-        times.append(moment)
-        moment += source.expovariate(rate)
+    in_loop = jobs[: lab.pick(len(jobs), len(jobs) // 2)]
+    for number in range(_ROUNDS):
+        times = draw_times(len(in_loop), rate, seed=number)
+        for name in _in_turn(number):
+            p99[name].append(quantile(_open_loop(engines[name], in_loop, times), 0.99))
     runs = {
         name: SystemRun(
             Timing.of(seconds[name]),
             Timing.of([_median_gap(done) for done in outputs[name]]),
-            tuple(_open_loop(llm, jobs, times)),
+            Timing.of(p99[name]),
             peaks[name],
+            steps[name],
         )
-        for name, llm in engines.items()
+        for name in engines
     }
     full = engines["full"]
     assert isinstance(full.model, Decoder)
@@ -139,6 +135,7 @@ def run_three_systems(lab: Lab) -> ThreeSystems:
     return ThreeSystems(
         runs,
         jobs,
+        len(in_loop),
         rate,
         full.model.num_bytes(),
         shape.kv_bytes_per_token(dtype.itemsize),
@@ -147,12 +144,19 @@ def run_three_systems(lab: Lab) -> ThreeSystems:
     )
 
 
+def _in_turn(number: int) -> list[str]:
+    """Return the systems in another order in each round, as a slow minute must not always meet the same."""
+    turn = number % len(SYSTEMS)
+    return [*SYSTEMS[turn:], *SYSTEMS[:turn]]
+
+
 def draw_jobs(lab: Lab, llm: LLM) -> tuple[Job, ...]:
     """Return requests as a customer service has them: short questions of one length or another, short answers."""
     from vllm_teach import data
     from vllm_teach.kvcache.length_mix import LengthMix
 
-    count, prompt, output = lab.pick((24, 128, 32), (8, 32, 8))
+    # Several batches of the original: with two, nothing could serve the requests more than about twice as fast.
+    count, prompt, output = lab.pick((32, 96, 16), (20, 32, 4))
     mix = LengthMix("service", prompt, output, 0.6, 0.8, max_prompt=MAX_LEN // 2, max_total=MAX_LEN)
     ids = lab.tokenizer.encode(data.path(_TEXT).read_text(encoding="utf-8"))
     source = random.Random(0)
@@ -167,6 +171,7 @@ def draw_jobs(lab: Lab, llm: LLM) -> tuple[Job, ...]:
 def _engines(lab: Lab) -> dict[str, LLM]:
     """Return an engine for each system, around one model."""
     from vllm_teach import LLM
+    from vllm_teach.validation.audit.experiments.plain_batch import PlainBatchRunner
 
     first = _load(lab)
     tiled = tiled_backend(lab.device)
@@ -180,7 +185,10 @@ def _engines(lab: Lab) -> dict[str, LLM]:
         "full": {**paged, "attention_backend": tiled},
     }
     common: dict[str, Any] = {"enable_prefix_caching": False, "max_model_len": MAX_LEN}
-    return {name: LLM.from_loaded(first.model, first.tokenizer, **common, **each) for name, each in settings.items()}
+    engines = {name: LLM.from_loaded(first.model, first.tokenizer, **common, **each) for name, each in settings.items()}
+    original = engines["original"].engine
+    original.runner = PlainBatchRunner(original.model, original.runner.storage)
+    return engines
 
 
 def _load(lab: Lab) -> LLM:
@@ -197,16 +205,16 @@ def _load(lab: Lab) -> LLM:
     return LLM.from_loaded(model, lab.tokenizer, num_kv_blocks=64)
 
 
-def _all_at_once(llm: LLM, jobs: Sequence[Job]) -> tuple[float, list[RequestOutput], int]:
-    """Return the seconds for all jobs, their outputs, and the most slots that they held."""
+def _all_at_once(llm: LLM, jobs: Sequence[Job]) -> tuple[float, list[RequestOutput], int, int]:
+    """Return the seconds for all jobs, their outputs, the most slots that they held, and how many steps it took."""
     started = time.perf_counter()
     for job in jobs:
         llm.engine.add_request({"prompt_token_ids": list(job.prompt)}, _params(job))
-    done, peak = [], 0
+    done, peak, steps = [], 0, 0
     while llm.engine.has_unfinished_requests():
         done += [output for output in llm.engine.step() if output.finished]
-        peak = max(peak, llm.engine.kv.pool.num_held)
-    return time.perf_counter() - started, done, peak * llm.engine.kv.block_size
+        peak, steps = max(peak, llm.engine.kv.pool.num_held), steps + 1
+    return time.perf_counter() - started, done, peak * llm.engine.kv.block_size, steps
 
 
 def _open_loop(llm: LLM, jobs: Sequence[Job], times: Sequence[float]) -> list[float]:

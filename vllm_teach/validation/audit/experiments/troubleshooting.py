@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from vllm_teach.performance.timing import Timing, time_median
-from vllm_teach.validation.audit.check import at_least, at_most
+from vllm_teach.validation.audit.check import Check, at_least, at_most
 from vllm_teach.validation.audit.experiment import experiment
 from vllm_teach.validation.audit.finding import Finding, counted, measured
 from vllm_teach.validation.audit.lab import MODEL, Lab
@@ -38,14 +38,15 @@ def text_quality(lab: Lab) -> Iterator[Finding]:
     """Read a text with the softmax in float32, kept in bfloat16, and with a wrong scale, in the same model."""
     import torch
 
+    from vllm_teach import data
     from vllm_teach.models import load_model, load_tokenizer, resolve_model
-    from vllm_teach.training.evaluation_text import evaluation_ids
 
     name, length = lab.pick((MODEL, 1024), ("tiny", 400))
     path = resolve_model(name)
     model = load_model(path, torch.float32)
-    ids = evaluation_ids(load_tokenizer(path), length)
-    setting = f"{name}, {length:,} tokens it has not seen"
+    story = data.path("texts/corran_sound.txt").read_text(encoding="utf-8")
+    ids = torch.tensor(load_tokenizer(path).encode(story)[:length])
+    setting = f"{name}, {length:,} tokens of a story it has not seen"
 
     def loss(attend: Attend) -> float:
         with torch.inference_mode():
@@ -143,13 +144,17 @@ def _until_full(policy: str) -> int:
         "without the flag results differ, so that determinism is what to check", "calls with another result", 1.0,
         "one differing bit in any of the calls would be enough",
     ),
-    at_most(
-        "with the flag times are even", "spread with the flag / without", 0.8,
-        "a fifth less of the slowest call over the fastest: the clock alone moves it by a tenth",
+    at_least(
+        "the flag governs something of a step", "convolutions in a pass of the model", 1.0,
+        "cudnn.deterministic chooses among cuDNN's convolutions, so that a model without one cannot feel it",
+    ),
+    Check(
+        "with the flag times are even", "spread with the flag / without", 0.0, 0.8,
+        "a fifth less of the slowest call over the fastest; only on a GPU, for a processor has no cuDNN", 1.0, True,
     ),
 )  # fmt: skip
 def varying_time(lab: Lab) -> Iterator[Finding]:
-    """Compare results and times with and without the flag; generate a text alone and beside five long prompts."""
+    """Compare results without the flag, count what it governs, and time a text alone and beside five long prompts."""
     import torch
 
     q, k, v = (torch.randn(1, 8, 512, 64, device=lab.device) for _ in range(3))
@@ -160,13 +165,39 @@ def varying_time(lab: Lab) -> Iterator[Finding]:
     first = attend()
     other = sum(not torch.equal(first, attend()) for _ in range(20))
     yield counted("calls with another result", other, "of 20", f"sdpa, 512 tokens, no flag, {lab.label}")
-    spreads = Timing.of([_spread(attend, lab, True) / _spread(attend, lab, False) for _ in range(lab.pick(15, 7))])
-    yield measured("spread with the flag / without", spreads, "x", f"sdpa, 512 tokens, {lab.label}")
+    operators = _operators_of_a_pass()
+    convolutions = sum("conv" in name for name in operators)
+    yield counted("convolutions in a pass of the model", convolutions, "", f"of {len(operators):,} operators; tiny")
+    if lab.on_gpu:
+        spreads = Timing.of([_spread(attend, lab, True) / _spread(attend, lab, False) for _ in range(lab.pick(15, 7))])
+        yield measured("spread with the flag / without", spreads, "x", f"sdpa, 512 tokens, {lab.label}")
     jitter = Timing.of([_jitter(5) / _jitter(0) for _ in range(5)])
     yield measured(
         "longest wait over median, neighbours in the batch / alone", jitter, "x",
         "the tiny model, 12 tokens; five prompts of 450 tokens arrive meanwhile: what does make times vary",
     )  # fmt: skip
+
+
+def _operators_of_a_pass() -> list[str]:
+    """Return the names of PyTorch's operators that a forward pass of the tiny model calls."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from vllm_teach.models import load_model, resolve_model
+    from vllm_teach.models.attend import full_causal
+
+    names: list[str] = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            names.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    model = load_model(resolve_model("tiny"), torch.float32)
+    ids = torch.arange(5, 37)
+    with torch.inference_mode(), Watch():
+        model.logits(model(ids, torch.arange(len(ids)), full_causal()))
+    return names
 
 
 def _spread(call: Callable[[], object], lab: Lab, flag: bool) -> float:
