@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from vllm_teach import backends, cli
 from vllm_teach.quantization.quantization_config import read_config
@@ -260,11 +261,18 @@ def test_a_measurement_that_no_memory_holds_is_refused(capsys):
     assert "the tensors to measure with do not fit into memory: ask for less." in capsys.readouterr().err
 
 
-def test_a_kernel_without_room_to_work_in_is_no_traceback(monkeypatch, capsys):
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("The kernel could not allocate its working memory."),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+    ],
+)
+def test_a_kernel_without_room_to_work_in_is_no_traceback(error, monkeypatch, capsys):
     from vllm_teach.performance import norm_bench
 
     def fail(**arguments):
-        raise MemoryError("The kernel could not allocate its working memory.")
+        raise error
 
     monkeypatch.setattr(norm_bench, "bench_norms", fail)
     assert cli.main(["bench", "norms"]) == 1

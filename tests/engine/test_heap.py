@@ -70,6 +70,12 @@ def test_what_a_layer_frees_is_there_for_the_next_one():
 
 
 @only_glibc
+def test_only_the_tunables_of_malloc_are_about_memory():
+    assert run(FAULTS, "engine", GLIBC_TUNABLES="glibc.malloc.mmap_threshold=1048576") > 10_000
+    assert run(FAULTS, "engine", GLIBC_TUNABLES="glibc.rtld.optional_static_tls=2048") < 1000
+
+
+@only_glibc
 def test_freed_blocks_go_back_to_the_system():
     freed = {way: run(SCRIPT, way) for way in ("glibc", "ours")}
     assert freed["ours"] >= 60  # of 64 MiB

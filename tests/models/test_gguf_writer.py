@@ -5,6 +5,8 @@ import json
 import gguf
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from vllm_teach.errors import ModelLoadError
 from vllm_teach.models import gguf_tokenizer
@@ -36,6 +38,32 @@ def test_weights_and_shape_come_back(family, tied, dtype, tmp_path, tiny_hf):
     written = ModelConfig.from_hf(json.loads((tmp_path / "model" / "config.json").read_text()))
     assert ModelConfig.from_hf(model.config()) == written
     assert model.storage_dtype() is dtype
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_transformers_reads_the_same_weights(family, tied, tmp_path, tiny_hf):
+    """An independent reader: it has its own names, its own order of q's and k's rows."""
+    original = tiny_hf(family, tie_word_embeddings=tied)
+    original.save_pretrained(tmp_path / "model")
+    write_gguf(tmp_path / "model", tmp_path / "m.gguf", torch.float32)
+    read = load_gguf_checkpoint(str(tmp_path / "m.gguf"), return_tensors=True, model_to_load=original)
+    state = original.state_dict()
+    if tied:
+        del state["lm_head.weight"]
+    assert read["config"]["tie_word_embeddings"] is tied
+    assert set(read["tensors"]) == set(state)
+    for name, weight in state.items():
+        assert torch.equal(read["tensors"][name], weight), name
+
+
+def test_the_frequencies_of_old_checkpoints_are_left_out(tmp_path, tiny_hf):
+    tiny_hf("llama").save_pretrained(tmp_path / "model")
+    file = tmp_path / "model" / "model.safetensors"
+    weights = load_file(file) | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}
+    save_file(weights, file, {"format": "pt"})
+    write_gguf(tmp_path / "model", tmp_path / "m.gguf", torch.float32)
+    assert not [tensor.name for tensor in gguf.GGUFReader(tmp_path / "m.gguf").tensors if "rot" in tensor.name]
 
 
 def test_the_file_has_a_vocabulary_size_and_no_tokenizer(tmp_path, tiny_hf):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from vllm_teach import cli, kernels
+from vllm_teach.attention.patterns import BlockSparsePattern
 from vllm_teach.errors import InvalidArgumentError, MissingDependencyError
 from vllm_teach.kernels import quantized_matmul
 from vllm_teach.performance import kernel_bench
@@ -66,6 +67,13 @@ def test_those_of_the_cpu_are_as_exact_as_pytorch(bench: KernelBench) -> None:
         assert len(row.ratio.samples) == bench.rounds == 2
 
 
+def test_pytorch_does_not_pay_for_its_mask_in_each_call(monkeypatch) -> None:
+    cpu_kernel = next(kernel for kernel in KERNELS if kernel.name == "C++ attention")
+    sparse = next(case for case in cpu_kernel.cases(64, torch.float32, "cpu") if "block-sparse" in case.name)
+    monkeypatch.setattr(BlockSparsePattern, "mask", lambda *_: pytest.fail("makes a mask"))
+    assert sparse.theirs().shape == (1, 64, 8, 64)
+
+
 def test_an_error_is_the_distance_from_float64() -> None:
     [row] = bench_kernels(length=64, rounds=3, progress=False, kernels=(fake(),)).rows
     assert (row.error, row.their_error) == (2.0, 0.5)
@@ -108,6 +116,17 @@ def test_a_kernel_whose_build_fails_has_no_figures_of_what_stood_in_for_it() -> 
     assert [one.reason for one in bench.left_out] == ["It failed: The compiler failed."]
 
 
+def test_a_kernel_that_fails_in_its_second_case_is_not_in_both_lists() -> None:
+    def fail() -> torch.Tensor:
+        raise RuntimeError("no memory")
+
+    [good], [bad] = (fake(ours=ours).cases(64, torch.float32, "cpu") for ours in (lambda: torch.ones(1), fail))
+    kernel = replace(fake(), cases=lambda length, dtype, device: [good, bad])
+    bench = bench_kernels(length=64, progress=False, kernels=(kernel,))
+    assert bench.rows == []
+    assert [(one.kernel, one.reason) for one in bench.left_out] == [("a kernel", "It failed: no memory.")]
+
+
 def test_kernels_that_share_a_reason_share_its_lines() -> None:
     given = (fake("one", reason="There is no GPU."), fake("two", reason="There is no GPU."))
     text = format_kernels(bench_kernels(length=64, progress=False, kernels=given))
@@ -118,6 +137,7 @@ def test_kernels_that_share_a_reason_share_its_lines() -> None:
     ("arguments", "words"),
     [
         ({"length": 100}, "length=100 is not valid: use a multiple of 64"),
+        ({"length": 0}, "length"),
         ({"dtype": "int8"}, "dtype='int8' is not known"),
         ({"rounds": 0}, "rounds=0 measures nothing"),
         ({"device": "tpu"}, "device='tpu' has no clock here"),

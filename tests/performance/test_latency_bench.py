@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from vllm_teach import LLM, cli
+from vllm_teach import LLM, SamplingParams, cli
 from vllm_teach.errors import EngineError, InvalidArgumentError
 from vllm_teach.performance import latency_bench
 from vllm_teach.performance.latency_bench import Batch, LatencyBench, bench_latency, format_latency, serve_once
@@ -24,7 +24,7 @@ def test_the_times_are_of_each_request_and_each_token(clock) -> None:
     """Requests whose tokens come at known times; the clock's first look, the start, is at 1 second, its next at 2."""
     times = {"a": [1.25, 1.5, 2.0], "b": [1.75, 2.0, 3.0]}
     outputs = [SimpleNamespace(metrics=SimpleNamespace(token_times=each)) for each in times.values()]
-    engine = SimpleNamespace(scheduler=SimpleNamespace(preemptions=SimpleNamespace(total=lambda: 0)))
+    engine = SimpleNamespace(kv=SimpleNamespace(block_size=4, num_blocks=2))
     llm = SimpleNamespace(engine=engine, generate=lambda *_, **__: outputs)
     found = serve_once(llm, Workload(((1,), (2,)), (3, 3)))
     assert found == {
@@ -101,10 +101,30 @@ def test_what_cannot_be_measured(arguments: dict, words: str) -> None:
         bench_latency("tiny", dtype="float32", progress=False, **arguments)
 
 
-def test_a_batch_that_does_not_run_at_once_is_an_error() -> None:
+@pytest.mark.parametrize(("input_len", "output_len"), [(8, 20), (20, 1)])
+def test_a_batch_that_does_not_run_at_once_is_an_error(input_len: int, output_len: int) -> None:
+    """Whether it would be preempted, or wait in the queue, which no counter tells."""
     llm = LLM("tiny", dtype="float32", device="cpu", enable_prefix_caching=False, block_size=4, num_kv_blocks=12)
-    with pytest.raises(EngineError, match="does not fit into the KV cache at once"):
-        serve_once(llm, Workload(((5,) * 8,) * 3, (20, 20, 20)))
+    with pytest.raises(
+        InvalidArgumentError, match=r"batch needs \d\d blocks of 4 tokens in the KV cache, which has 12"
+    ):
+        serve_once(llm, Workload(((5,) * input_len,) * 3, (output_len,) * 3))
+
+
+def test_a_request_of_another_length_is_an_error() -> None:
+    llm = LLM("tiny", dtype="float32", device="cpu", num_kv_blocks=12)
+    short = llm.generate([[5, 6]], SamplingParams(max_tokens=1), use_tqdm=False)
+    llm.generate = lambda *_, **__: short  # type: ignore[method-assign]
+    with pytest.raises(EngineError, match="ended requests before their last token"):
+        serve_once(llm, Workload(((5, 6),), (2,)))
+
+
+def test_a_batch_of_more_requests_than_a_step_has_tokens_by_default(monkeypatch) -> None:
+    seen: list[LLM] = []
+    one = {name: [1.0] for name in latency_bench.FIGURES}
+    monkeypatch.setattr(latency_bench, "serve_once", lambda llm, workload: seen.append(llm) or one)
+    bench_latency("tiny", batch=Batch(3000, 1, 1), rounds=1, warmup=0, dtype="float32", progress=False)
+    assert (seen[0].engine.config.max_num_seqs, seen[0].engine.config.max_num_batched_tokens) == (3000, 3000)
 
 
 def test_the_command(bench: LatencyBench, monkeypatch, tmp_path, capsys) -> None:

@@ -35,6 +35,12 @@ def test_everybody_runs_once_a_round_and_each_begins_one(clock) -> None:
     assert order == ["a", "b", "c", "b", "c", "a", "c", "a", "b"]
 
 
+def test_who_has_a_clock_of_its_own_tells_its_seconds() -> None:
+    result = race({"a": lambda: 2.0, "b": lambda: 6.0}, "a", rounds=3, measure=lambda run: run())
+    assert result.seconds["b"].samples == (6.0, 6.0, 6.0)
+    assert result.ratios["b"].samples == (3.0, 3.0, 3.0)
+
+
 def test_arguments_that_make_no_race() -> None:
     with pytest.raises(InvalidArgumentError, match="baseline is 'sdpa'; choose one of ours"):
         race({"ours": lambda: None}, "sdpa")

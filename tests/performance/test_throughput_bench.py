@@ -12,10 +12,13 @@ from typing import ClassVar
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from vllm_teach import LLM, SamplingParams, cli
 from vllm_teach.engine import model_runner
-from vllm_teach.errors import EngineError, InvalidArgumentError
+from vllm_teach.errors import EngineError, InvalidArgumentError, ModelLoadError
+from vllm_teach.models.load import load_config
+from vllm_teach.models.quantize import quantize_model
 from vllm_teach.models.resolve import resolve_model
 from vllm_teach.performance import peer_choice, throughput_bench
 from vllm_teach.performance.peers import StaticBatches, TransformersPeer, Trial
@@ -23,6 +26,7 @@ from vllm_teach.performance.step_profile import KINDS, measure_step_parts, profi
 from vllm_teach.performance.throughput_bench import bench_throughput, serve
 from vllm_teach.performance.throughput_report import FULL, QUICK, Mix, ThroughputBench, format_throughput
 from vllm_teach.performance.workload import Workload, draw_workload
+from vllm_teach.quantization.quantization_config import QuantizationConfig
 
 SMALL = Mix(5, (3, 12), (2, 6), profiled_steps=2)
 
@@ -271,8 +275,8 @@ class Fake:
     def available(self) -> str | None:
         return "It is not installed." if self.name == "llama.cpp" else None
 
-    def load(self, max_len: int, max_seqs: int) -> None:
-        self.seen.append(("load", max_len, max_seqs))
+    def load(self, max_len: int, max_seqs: int, cache_bytes: int) -> None:
+        self.seen.append(("load", max_len, max_seqs, cache_bytes))
         if self.failing:
             raise EngineError(self.failing)
 
@@ -300,10 +304,13 @@ def test_other_systems_get_the_same_requests_and_missing_ones_are_named(tiny: Pa
     ]
     assert list(bench.speedups) == ["vllm"]
     loaded, warmed_up, *rounds, closed = fake.seen
-    assert (loaded, closed) == (("load", 18, 5), "close")
+    shape = load_config(tiny)
+    token_bytes = 2 * 4 * shape.num_layers * shape.num_kv_heads * shape.head_dim
+    assert (loaded, closed) == (("load", 18, 5, 18 * 5 * token_bytes), "close")
     assert len(warmed_up) == 4
     assert [(len(each), each.num_output_tokens) for each in rounds] == [(5, bench.num_output_tokens)] * 2
     assert [(each.system, each.reason) for each in bench.missing] == [("llama.cpp", "It is not installed.")]
+    assert bench.rows[1].seconds.samples == (1.0, 1.0)  # its own clock's, without the way into its process
     data = json.loads(json.dumps(bench.to_json()))
     assert data["missing"] == [{"system": "llama.cpp", "reason": "It is not installed."}]
     text = format_throughput(bench)
@@ -317,6 +324,37 @@ def test_a_system_that_cannot_load_the_model_is_missing(tiny: Path, fake: type[F
     assert [(each.system, each.reason) for each in bench.missing] == [("vllm", "vllm failed: no such processor.")]
     assert [row.system for row in bench.rows] == ["vllm_teach"]
     assert fake.seen[-1] == "close"
+
+
+def test_a_system_that_fails_to_load_is_closed_before_the_others_run(tiny: Path, fake: type[Fake], monkeypatch) -> None:
+    monkeypatch.setattr(fake, "failing", "vllm failed: no such processor.")
+
+    def listening(*arguments: object, **more: object) -> None:
+        fake.seen.append("race")
+        raise EngineError("This is far enough.")
+
+    monkeypatch.setattr(throughput_bench, "race", listening)
+    with pytest.raises(EngineError, match="far enough"):
+        bench_throughput(tiny, compare=("vllm",), rounds=1, dtype="float32", mix=SMALL, progress=False)
+    assert [each for each in fake.seen if isinstance(each, str)] == ["close", "race", "close"]
+
+
+def test_weights_that_transformers_would_draw_at_random_are_refused(tiny: Path, tmp_path: Path) -> None:
+    """As it does, with a warning, where it does not know how they are quantised."""
+    quantize_model(tiny, tmp_path / "q", QuantizationConfig.choose("rtn"), progress=False)
+    with pytest.raises(ModelLoadError, match=r"does not find the weights model\.layers\.0\.mlp\.down_proj\.weight, "):
+        TransformersPeer(tmp_path / "q").run(WORKLOAD)
+
+
+def test_a_model_that_transformers_cannot_load_makes_it_missing(tiny: Path, monkeypatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ImportError("It needs a package more. \nAnd more words.")
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", fail)
+    bench = bench_throughput(tiny, rounds=1, dtype="float32", mix=SMALL, progress=False)
+    reason = f"transformers cannot load {tiny} (It needs a package more): compare without it, or use another model."
+    assert [(each.system, each.reason) for each in bench.missing] == [("transformers", reason)]
+    assert [row.system for row in bench.rows] == ["vllm_teach"]
 
 
 def test_a_system_that_fails_while_it_is_measured_ends_the_run(tiny: Path, fake: type[Fake], monkeypatch) -> None:
@@ -346,6 +384,17 @@ def test_a_request_of_another_length_is_an_error(llm: LLM, monkeypatch) -> None:
 def test_a_mix_longer_than_the_context_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="up to 768 tokens, but the model's context is 512"):
         bench_throughput("tiny", compare=(), dtype="float32", progress=False)
+
+
+def test_a_mix_far_too_long_is_refused_before_it_is_drawn(monkeypatch) -> None:
+    monkeypatch.setattr(throughput_bench, "draw_workload", lambda *_, **__: pytest.fail("draws"))
+    with pytest.raises(InvalidArgumentError, match="but the model's context is 512"):
+        bench_throughput("tiny", compare=(), dtype="float32", mix=Mix(64, (10**9, 10**9)), progress=False)
+
+
+def test_more_requests_than_the_memory_holds_are_refused_before_they_are_drawn() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"count=999999999 requests .* do not fit into memory: use fewer"):
+        draw_workload([1, 2], 999_999_999, inputs=(512, 512), outputs=(1, 1))
 
 
 COMMAND = {
@@ -394,6 +443,12 @@ def test_an_interpreter_without_a_name_is_refused(capsys) -> None:
     with pytest.raises(SystemExit):
         cli.main(["bench", "throughput", "--peer-python", "/usr/bin/python3"])
     assert "give NAME=PATH, as vllm=/opt/vllm/bin/python" in capsys.readouterr().err
+
+
+def test_two_interpreters_for_one_system_are_refused(capsys) -> None:
+    twice = ["--peer-python", "vllm=/a/python", "--peer-python", "vllm=/b/python"]
+    assert cli.main(["bench", "throughput", "--compare", "vllm", *twice]) == 1
+    assert "--peer-python names vllm, vllm: give one interpreter for each." in capsys.readouterr().err
 
 
 def test_fixed_lengths_are_one_number(bench: ThroughputBench) -> None:

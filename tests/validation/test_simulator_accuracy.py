@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from vllm_teach import LLM
+from vllm_teach.errors import InvalidArgumentError
 from vllm_teach.performance.cost_model import Attained, Efficiency
 from vllm_teach.performance.cost_model.fit import Fit, Residual
 from vllm_teach.performance.cost_model.operators import OPERATORS
@@ -114,3 +115,17 @@ def test_it_measures_fits_and_compares(monkeypatch, tmp_path, capsys):
     assert all(len(each.measured) == 1 for each in found.comparisons)
     assert len(found.fit.residuals) >= 14
     assert all(each.modelled.throughput > 0 for each in found.comparisons)
+
+
+def test_no_round_is_refused_before_a_model_is_loaded():
+    with pytest.raises(InvalidArgumentError, match="rounds=0 measures nothing"):
+        measure_accuracy("no such model", 0)
+
+
+def test_a_file_that_cannot_be_written_is_told_before_minutes_are_spent(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(simulator_accuracy, "measure_accuracy", lambda *_: pytest.fail("measures"))
+    for file in (tmp_path, tmp_path / "nowhere" / "a.json"):
+        monkeypatch.setattr("sys.argv", ["simulator_accuracy", "--json", str(file)])
+        with pytest.raises(SystemExit):
+            simulator_accuracy.main()
+        assert f"--json is {str(file)!r}, which cannot be written" in capsys.readouterr().err

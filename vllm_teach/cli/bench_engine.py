@@ -9,6 +9,7 @@ from typing import Any
 
 from vllm_teach.cli.arguments import add_dtype, add_lengths, add_measurement, add_model, count
 from vllm_teach.cli.measurement import Result, measured
+from vllm_teach.errors import InvalidArgumentError
 
 
 def add_throughput(parser: argparse.ArgumentParser) -> None:
@@ -56,6 +57,10 @@ def _bench_throughput(arguments: argparse.Namespace) -> tuple[Result, Callable[[
     from vllm_teach.performance.throughput_bench import bench_throughput
     from vllm_teach.performance.throughput_report import FULL, QUICK, format_throughput
 
+    pythons = dict(arguments.peer_python)
+    if len(pythons) < len(arguments.peer_python):
+        names = ", ".join(name for name, _ in arguments.peer_python)
+        raise InvalidArgumentError(f"--peer-python names {names}: give one interpreter for each.")
     mix = QUICK if arguments.quick else FULL
     given = {
         "count": arguments.num_prompts,
@@ -65,7 +70,7 @@ def _bench_throughput(arguments: argparse.Namespace) -> tuple[Result, Callable[[
     bench = bench_throughput(
         arguments.model,
         compare=arguments.compare,
-        peer_pythons=dict(arguments.peer_python),
+        peer_pythons=pythons,
         rounds=arguments.rounds,
         dtype=arguments.dtype,
         mix=replace(mix, **{name: value for name, value in given.items() if value is not None}),

@@ -27,8 +27,10 @@ def measured(
             check_output_file(arguments.json)
         try:
             result, text = measure(arguments)
-        except (MemoryError, RuntimeError) as error:  # PyTorch has no type for it
-            if isinstance(error, RuntimeError) and "allocate memory" not in str(error):
+        except (MemoryError, RuntimeError) as error:
+            from vllm_teach.engine.failure import is_out_of_memory
+
+            if not is_out_of_memory(error):
                 raise
             raise InvalidArgumentError("the tensors to measure with do not fit into memory: ask for less.") from error
         write(text(result))

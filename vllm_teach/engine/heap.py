@@ -8,16 +8,18 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # from malloc.h
 _LARGE = 2**20
 _LARGEST = 2**25  # that glibc's heap takes: larger blocks always come from the system and go back there
 _KEPT = 2**29
-_SET_BY_THE_USER = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
+_SET_BY_THE_USER = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_")
 
 
 def keep_large_blocks() -> None:
-    """Have freed blocks of up to 32 MiB stay in the heap, up to 512 MiB in all, unless the environment says otherwise.
+    """Have freed blocks of up to 32 MiB stay in the heap until 512 MiB lie free at its end.
 
     Every layer of a step allocates the same large tensors and frees them again. By itself glibc gives most of them back
-    to the system each time, and each comes back as thousands of page faults: a third of a long prompt's time.
+    to the system each time, and each comes back as thousands of page faults: a third of a long prompt's time. What the
+    environment sets, by glibc's variables or tunables, stays as it is.
     """
-    if not any(name in os.environ for name in _SET_BY_THE_USER):
+    tuned = "glibc.malloc." in os.environ.get("GLIBC_TUNABLES", "")
+    if not tuned and not any(name in os.environ for name in _SET_BY_THE_USER):
         _tell(_M_MMAP_THRESHOLD, _LARGEST)
         _tell(_M_TRIM_THRESHOLD, _KEPT)
 

@@ -40,7 +40,8 @@ def write_gguf(folder: Path, file: Path, dtype: torch.dtype) -> None:
     writer = gguf.GGUFWriter(file, family)
     _add_shape(writer, config)
     for name in checkpoint.files:
-        if name == "lm_head.weight" and config.tie_word_embeddings:
+        # RoPE's frequencies, which old checkpoints store, follow from the config, as `load_model` has it, too.
+        if name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tie_word_embeddings):
             continue
         weight = checkpoint.copy(name, torch.float32, "cpu")
         if family == "llama" and (".q_proj." in name or ".k_proj." in name):

@@ -84,7 +84,8 @@ def bench_kernels(
 
     check_calls("rounds", rounds, 1, "measures nothing")
     device = device_name(device, "clock")
-    length = check_count("length", length or (1024 if device == "cpu" else 4096), 1)
+    default = 1024 if device == "cpu" else 4096
+    length = check_count("length", default if length is None else length, 1)
     if length % _LENGTH_UNIT:
         raise InvalidArgumentError(f"length={length} is not valid: use a multiple of {_LENGTH_UNIT}.")
     if dtype not in DTYPES:
@@ -97,8 +98,9 @@ def bench_kernels(
             reason = kernel.why_not() or _elsewhere(kernel, device)
             if reason is None:
                 try:
-                    for case in kernel.cases(length, DTYPES[dtype], device):
-                        rows.append(_measure(kernel, case, rounds, device))
+                    rows += [
+                        _measure(kernel, case, rounds, device) for case in kernel.cases(length, DTYPES[dtype], device)
+                    ]
                 except _FAILURES as error:
                     words = str(error).strip().partition("\n")[0].removesuffix(".")
                     reason = f"It failed: {words or type(error).__name__}."
@@ -117,9 +119,8 @@ def _measure(kernel: Kernel, case: Case, rounds: int, device: str) -> KernelRow:
     with torch.set_grad_enabled(case.grad):
         exact = case.exact()
         error, their_error = ((call().double() - exact).abs().max().item() for call in (case.ours, case.theirs))
-        if (
-            reason := kernel.why_not()
-        ) is not None:  # known since the first call, which PyTorch may have served instead
+        reason = kernel.why_not()  # known since the first call, which PyTorch may have served instead
+        if reason is not None:
             raise MissingDependencyError(reason)
         found = race({"ours": case.ours, "theirs": case.theirs}, "ours", rounds=rounds, device=device)
     seconds, ratio = found.seconds["ours"], found.ratios["theirs"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -60,9 +60,13 @@ def _attention_cases(backend: str, length: int, dtype: torch.dtype, device: str)
     *paged, layout = decode_call(length, _BLOCK_SIZE, _DECODING, "scattered")
     layout = type(layout)(*(getattr(layout, name).to(device) for name in ("cu_seqlens_q", "block_table", "kv_lens")))
     cache = [tensor.to(device=device, dtype=dtype) for tensor in paged]
+    sparse = _attention(
+        backend, f"{_DENSITY:.0%} block-sparse, n = {length:,}", "SDPA with a mask", qkv, pattern=blocks
+    )
+    mask = blocks.mask(length, length, torch.device(device))  # made once, as who calls SDPA in each layer would
     return [
         _attention(backend, f"causal, n = {length:,}", "SDPA", qkv, causal=True),
-        _attention(backend, f"{_DENSITY:.0%} block-sparse, n = {length:,}", "SDPA with a mask", qkv, pattern=blocks),
+        replace(sparse, theirs=partial(_sdpa, qkv, mask)),
         _attention(backend, f"decode, {_DECODING} x {length:,} in blocks", "SDPA, gathered", cache, layout=layout),
     ]
 
@@ -73,6 +77,12 @@ def _attention(backend: str, name: str, theirs: str, qkv: list[Tensor], **argume
 
     exact = [tensor.double() for tensor in qkv]
     return Case(name, partial(call, backend, qkv), partial(call, "sdpa", qkv), theirs, partial(call, "naive", exact))
+
+
+def _sdpa(qkv: list[Tensor], mask: Tensor) -> Tensor:
+    """PyTorch's attention of `[1, length, heads, head_dim]`; each row of `mask` sees a key."""
+    q, k, v = (tensor.transpose(1, 2) for tensor in qkv)  # [1, heads, length, head_dim]
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2)
 
 
 def _backward_cases(length: int, dtype: torch.dtype, device: str) -> list[Case]:

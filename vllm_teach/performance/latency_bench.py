@@ -14,6 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from vllm_teach import data
+from vllm_teach.engine.config import EngineConfig
 from vllm_teach.engine.llm import LLM
 from vllm_teach.engine.sampling_params import SamplingParams
 from vllm_teach.errors import EngineError, InvalidArgumentError
@@ -82,15 +83,23 @@ def bench_latency(
 ) -> LatencyBench:
     """Serve the batch `warmup` + `rounds` times, greedily, to its last token; the prefix cache is off.
 
-    Raises InvalidArgumentError for `rounds` below 1, `warmup` below 0, a batch that does not run at once or is longer
-    than the model's context; ModelNotFoundError if the model is not here.
+    Raises InvalidArgumentError for `rounds` below 1, `warmup` below 0, a batch that the KV cache does not hold at once
+    or that is longer than the model's context; ModelNotFoundError if the model is not here.
     """
     from tqdm import tqdm
 
     check_calls("rounds", rounds, 1, "measures nothing")
     check_calls("warmup", warmup, 0, "is no number of rounds")
     batch = batch or Batch()
-    llm = LLM(model, dtype=dtype, device=device, enable_prefix_caching=False, max_num_seqs=max(64, batch.size))
+    llm = LLM(
+        model,
+        dtype=dtype,
+        device=device,
+        enable_prefix_caching=False,
+        max_num_seqs=max(EngineConfig.max_num_seqs, batch.size),
+        max_num_batched_tokens=max(EngineConfig.max_num_batched_tokens, batch.size),
+        watermark=0,  # nobody else comes
+    )
     length, longest = batch.input_len + batch.output_len, llm.engine.max_model_len
     if length > longest:
         raise InvalidArgumentError(f"batch has {length} tokens a request, but the model's context is {longest}.")
@@ -122,19 +131,24 @@ def bench_latency(
 def serve_once(llm: LLM, workload: Workload) -> dict[str, list[float]]:
     """Serve all requests together and return the seconds of each key of FIGURES.
 
-    Raises EngineError if a request was preempted, and so did not run with the others all the time, or got another
-    length than it asked for.
+    Raises InvalidArgumentError if the KV cache does not hold all of them at once, and EngineError if a request got
+    another length than it asked for.
     """
+    kv = llm.engine.kv
+    totals = (len(prompt) + count for prompt, count in zip(workload.prompts, workload.output_lens, strict=True))
+    blocks = sum(-(-total // kv.block_size) for total in totals)
+    if blocks > kv.num_blocks:
+        raise InvalidArgumentError(
+            f"batch needs {blocks} blocks of {kv.block_size} tokens in the KV cache, which has {kv.num_blocks}: use a "
+            "smaller or a shorter one."
+        )
     params = [
         SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, detokenize=False)
         for count in workload.output_lens
     ]
-    preemptions = llm.engine.scheduler.preemptions.total()
     start = time.perf_counter()
     outputs = llm.generate([list(prompt) for prompt in workload.prompts], params, use_tqdm=False)
     latency = time.perf_counter() - start
-    if llm.engine.scheduler.preemptions.total() > preemptions:
-        raise EngineError("the batch does not fit into the KV cache at once: use a smaller or a shorter one.")
     times = [output.metrics.token_times if output.metrics else [] for output in outputs]
     if tuple(map(len, times)) != workload.output_lens:
         raise EngineError("the engine ended requests before their last token: their seconds say nothing.")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from vllm_teach.errors import EngineError, InvalidArgumentError
+from vllm_teach.errors import EngineError, InvalidArgumentError, ModelLoadError
 from vllm_teach.performance.environment import installed_version
 from vllm_teach.performance.workload import Workload
 
@@ -32,6 +32,9 @@ class Peer(Protocol):
 
     def run(self, workload: Workload) -> float:
         """Serve all requests to their last token and return the seconds it took, its loading left out."""
+
+    def close(self) -> None:
+        """Let go of all that it holds. Can be called twice."""
 
 
 @dataclass(frozen=True)
@@ -122,8 +125,16 @@ class TransformersPeer:
             yield trial
         self.batches = best.batches
 
+    def close(self) -> None:
+        """See `Peer`."""
+        self._model = None
+
     def load(self) -> PreTrainedModel:
-        """Return the model; the first call loads it."""
+        """Return the model; the first call loads it.
+
+        Raises ModelLoadError for a model that transformers cannot load, or only with weights that are not its own, as
+        it does, with a warning, where it does not know how the file's are quantised.
+        """
         if self._model is None:
             from transformers import AutoModelForCausalLM
             from transformers.utils import logging
@@ -131,10 +142,22 @@ class TransformersPeer:
             shows_bars = logging.is_progress_bar_enabled()
             logging.disable_progress_bar()
             try:
-                model = AutoModelForCausalLM.from_pretrained(self.path, dtype=self.dtype, local_files_only=True)
+                model, found = AutoModelForCausalLM.from_pretrained(
+                    self.path, dtype=self.dtype, local_files_only=True, output_loading_info=True
+                )
+            except (ImportError, LookupError, OSError, RuntimeError, ValueError) as error:
+                words = str(error).strip().partition("\n")[0].rstrip(" .")
+                raise ModelLoadError(
+                    f"transformers cannot load {self.path} ({words}): compare without it, or use another model."
+                ) from error
             finally:
                 if shows_bars:
                     logging.enable_progress_bar()
+            if missing := sorted(found["missing_keys"]):
+                raise ModelLoadError(
+                    f"transformers does not find the weights {', '.join(missing[:3])} in {self.path}: compare without "
+                    "it, or use another model."
+                )
             self._model = model.to(self.device).eval()
             self._model.generation_config.eos_token_id = None  # every batch runs to the length that was asked for
             self._model.generation_config.pad_token_id = 0

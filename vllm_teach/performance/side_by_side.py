@@ -7,9 +7,12 @@ directly after the other, so that a slow minute slows all of them; the ratio to 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf
+from typing import TypeVar
 
 from vllm_teach.errors import InvalidArgumentError
 from vllm_teach.performance.timing import Timing, check_calls, device_name, stopwatch
+
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
@@ -22,27 +25,29 @@ class Race:
 
 
 def race(
-    runners: Mapping[str, Callable[[], object]],
+    runners: Mapping[str, Callable[[], _Result]],
     baseline: str,
     *,
     rounds: int = 7,
     warmup: int = 1,
     device: str = "cpu",
+    measure: Callable[[Callable[[], _Result]], float] | None = None,
     announce: Callable[[str], object] | None = None,
     enough: float = inf,
 ) -> Race:
     """Call every runner once in each of `rounds` rounds, after `warmup` calls of each, and compare their seconds.
 
-    The order changes from round to round, as each may find the caches as its predecessor left them. `announce` is told
-    the name of each runner before it is called, outside the time that is taken: for a progress bar. From the third
-    round on it is over when the samples make `enough` seconds. Raises InvalidArgumentError when there is no runner
-    called `baseline`, for fewer than one round, and for a device without a clock here.
+    The order changes from round to round, as each may find the caches as its predecessor left them. `measure` calls a
+    runner and returns its seconds, by the clock of `device` unless it is given. `announce` is told the name of each
+    runner before it is called, outside the time that is taken: for a progress bar. From the third round on it is over
+    when the samples make `enough` seconds. Raises InvalidArgumentError when there is no runner called `baseline`, for
+    fewer than one round, and for a device without a clock here.
     """
     check_calls("rounds", rounds, 1, "measures nothing")
     check_calls("warmup", warmup, 0, "is no number of calls")
     if baseline not in runners:
         raise InvalidArgumentError(f"baseline is {baseline!r}; choose one of {', '.join(runners)}.")
-    once = stopwatch(device_name(device, "clock"))
+    once = measure or stopwatch(device_name(device, "clock"))
     names = list(runners)
     announce = announce or (lambda name: None)
     for name in names:

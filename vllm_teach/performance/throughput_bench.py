@@ -1,8 +1,9 @@
 """`vllm-teach bench throughput`: useful output tokens a second of this engine, beside other systems' best.
 
 All serve the same requests with the same weights, dtype and threads, in the same rounds; what is compared is the ratio
-within a round (`race`). Static batches are tuned first. One trial of each way to batch is no measurement on a machine
-that is never quite idle, so the two fastest that ended run in every round, and the faster is what we are compared with.
+within a round (`race`). The clock runs beside the system, so that nobody pays for the way into another process. Static
+batches are tuned first. One trial of each way to batch is no measurement on a machine that is never quite idle, so the
+two fastest that ended run in every round, and the faster is what we are compared with.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from vllm_teach.performance.peers import TransformersPeer, Trial
 from vllm_teach.performance.side_by_side import race
 from vllm_teach.performance.step_profile import measure_step_parts, profile_steps
 from vllm_teach.performance.throughput_report import FULL, OUR_WAY, OURS, Mix, Row, ThroughputBench
-from vllm_teach.performance.timing import Timing, check_calls
+from vllm_teach.performance.timing import Timing, check_calls, stopwatch
 from vllm_teach.performance.workload import Workload, draw_workload
 
 if TYPE_CHECKING:
@@ -40,11 +41,11 @@ _STEP_SEQUENCES, _STEP_INPUTS = 64, (16, 64)
 
 @dataclass(frozen=True)
 class _Contestant:
-    """A system in one of its ways to run, which `run` does once for the whole workload."""
+    """A system in one of its ways to run; `run` serves the whole workload once and returns the seconds."""
 
     system: str
     how: str
-    run: Callable[[], object]
+    run: Callable[[], float]
     version: str | None = None
 
 
@@ -71,13 +72,13 @@ def bench_throughput(
     check_peers(compare, peer_pythons)
     path = resolve_model(model)
     llm = LLM(path, dtype=dtype, device="cpu", enable_prefix_caching=False)
-    text_ids = llm.tokenizer.encode(data.path(TEXT).read_text(encoding="utf-8"))
-    workload = draw_workload(text_ids, mix.count, inputs=mix.inputs, outputs=mix.outputs, seed=mix.seed)
     if mix.inputs[1] + mix.outputs[1] > llm.engine.max_model_len:
         raise InvalidArgumentError(
             f"mix has requests of up to {mix.inputs[1] + mix.outputs[1]} tokens, but the model's context is "
             f"{llm.engine.max_model_len}: use shorter ones (--quick, --input-len, --output-len)."
         )
+    text_ids = llm.tokenizer.encode(data.path(TEXT).read_text(encoding="utf-8"))
+    workload = draw_workload(text_ids, mix.count, inputs=mix.inputs, outputs=mix.outputs, seed=mix.seed)
     peers, missing = choose_peers(compare, path, llm.model.dtype, peer_pythons)
     with ExitStack() as cleanup:
         total = _num_steps(peers, mix, rounds) + 1  # a bar is not full before the last has ended
@@ -87,8 +88,9 @@ def bench_throughput(
         step = measure_step_parts(llm, short, mix.profiled_steps)
         _tell(bar, "profile")
         profile = profile_steps(llm, short, max(1, mix.profiled_steps // 4))
-        others, failed, trials = _gather(peers, workload, mix, llm.engine.config.max_num_seqs, cleanup, bar)
-        contestants = [_Contestant(OURS, OUR_WAY, partial(serve, llm, workload)), *others]
+        others, failed, trials = _gather(peers, workload, mix, llm, cleanup, bar)
+        ours = partial(stopwatch("cpu"), partial(serve, llm, workload))
+        contestants = [_Contestant(OURS, OUR_WAY, ours), *others]
         serve(llm, _sample(workload))  # warms up
         rows, speedups = _race(contestants, workload.num_output_tokens, rounds, bar)
         bar.update()
@@ -142,24 +144,31 @@ def _gather(
     peers: list[TransformersPeer | ProcessPeer],
     workload: Workload,
     mix: Mix,
-    max_seqs: int,
+    llm: LLM,
     cleanup: ExitStack,
     bar: tqdm,
 ) -> tuple[list[_Contestant], list[MissingPeer], list[Trial]]:
-    """Load, warm up and tune the peers; return them in their ways to run, those that failed, and what was tried."""
+    """Load, warm up and tune the peers; return them in their ways to run, those that failed, and what was tried.
+
+    A peer in a process of its own has no less room for K and V than `llm`, as far as the mix can use it. Who failed is
+    closed at once, so that nothing of it runs beside the others.
+    """
     contestants: list[_Contestant] = []
     failed: list[MissingPeer] = []
     trials: list[Trial] = []
+    max_len, max_seqs = mix.inputs[1] + mix.outputs[1], min(llm.engine.config.max_num_seqs, mix.count)
+    cache_tokens = min(llm.engine.kv.num_blocks * llm.engine.kv.block_size, max_len * max_seqs)
     for peer in peers:
         _tell(bar, f"{peer.name} loads")
-        if isinstance(peer, TransformersPeer):
-            contestants += _tune(peer, workload, mix, trials, bar)
-            continue
         cleanup.callback(peer.close)
         try:
-            peer.load(mix.inputs[1] + mix.outputs[1], min(max_seqs, mix.count))
+            if isinstance(peer, TransformersPeer):
+                contestants += _tune(peer, workload, mix, trials, bar)
+                continue
+            peer.load(max_len, max_seqs, cache_tokens * llm.model.config.kv_bytes_per_token(llm.model.dtype.itemsize))
             peer.run(_sample(workload))  # warms up
         except (EngineError, ModelLoadError) as error:
+            peer.close()
             failed.append(MissingPeer(peer.name, str(error)))
         else:
             contestants.append(_Contestant(peer.name, peer.how, partial(peer.run, workload), peer.version))
@@ -185,7 +194,8 @@ def _race(
     """Serve the workload once by each contestant in each round; ours is the first."""
     by_name = {f"{each.system}, {each.how}": each for each in contestants}
     runners = {name: each.run for name, each in by_name.items()}
-    result = race(runners, next(iter(by_name)), rounds=rounds, warmup=0, announce=partial(_tell, bar))
+    announce = partial(_tell, bar)
+    result = race(runners, next(iter(by_name)), rounds=rounds, warmup=0, measure=lambda run: run(), announce=announce)
     rows, speedups = [], dict[str, Timing]()
     for name, each in by_name.items():
         seconds, ratio = result.seconds[name], result.ratios[name]

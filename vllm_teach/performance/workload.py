@@ -6,9 +6,12 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import psutil
+
 from vllm_teach.errors import InvalidArgumentError
 
 INPUTS, OUTPUTS = (16, 512), (16, 256)
+_REQUEST_BYTES = 100  # of a tuple and its place, beside 8 for each token
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ def draw_workload(
 
     A prompt is a piece of `text_ids`, from a place drawn too, and goes on at the beginning where the text ends. The
     same seed and text give the same requests on every machine. Raises InvalidArgumentError for bounds that are no
-    lengths and for an empty text.
+    lengths, for an empty text, and for requests that the memory does not hold.
     """
     if count < 1:
         raise InvalidArgumentError(f"count={count} is not valid: draw at least one request.")
@@ -61,6 +64,10 @@ def draw_workload(
             raise InvalidArgumentError(
                 f"{name}=({low}, {high}) are no lengths: give two numbers from 1, the less first."
             )
+    if count * (_REQUEST_BYTES + 8 * sum(inputs) // 2) > psutil.virtual_memory().available:
+        raise InvalidArgumentError(
+            f"count={count} requests with prompts of up to {inputs[1]} tokens do not fit into memory: use fewer."
+        )
     if not text_ids:
         raise InvalidArgumentError("text_ids is empty: give the token ids of some text.")
     source = random.Random(seed)

@@ -27,6 +27,7 @@ from vllm_teach.kvcache.length_mix import ALPACA, SHAREGPT, LengthMix
 from vllm_teach.performance.cost_model.fit import Fit
 from vllm_teach.performance.cost_model.training_steps import SCRIPTS, Script
 from vllm_teach.performance.cost_model.tune import StepTuning
+from vllm_teach.performance.timing import check_calls
 from vllm_teach.performance.virtual_time import Arrival, Cost, simulate
 
 LIMIT = 0.15  # of the median error, over the workloads
@@ -143,9 +144,13 @@ class Accuracy:
 def measure_accuracy(
     model: str = "smollm2", rounds: int = _ROUNDS, *, scripts: tuple[Script, ...] = SCRIPTS, progress: bool = True
 ) -> Accuracy:
-    """Measure `scripts` and `WORKLOADS` round by round, fit, simulate, compare. Two minutes a round; writes nothing."""
+    """Measure `scripts` and `WORKLOADS` round by round, fit, simulate, compare. Two minutes a round; writes nothing.
+
+    Raises InvalidArgumentError for `rounds` below 1.
+    """
     from tqdm import tqdm
 
+    check_calls("rounds", rounds, 1, "measures nothing")
     tuning = StepTuning(model, scripts=scripts)
     llm = tuning.llms[model]
     tuning.warm_up()
@@ -219,6 +224,10 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=_ROUNDS, help=f"(default: {_ROUNDS})")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures, too")
     arguments = parser.parse_args()
+    if arguments.json is not None and (arguments.json.is_dir() or not arguments.json.absolute().parent.is_dir()):
+        parser.error(
+            f"--json is {str(arguments.json)!r}, which cannot be written: give a file in a folder that is there"
+        )
     command = ["python", "-m", "vllm_teach.validation.simulator_accuracy", *sys.argv[1:]]
     accuracy = measure_accuracy(arguments.model, arguments.rounds)
     print(accuracy)

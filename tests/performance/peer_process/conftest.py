@@ -31,7 +31,9 @@ class LLM:
             child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
             open(os.environ["FAKE_FILE"], "w").write(str(child.pid))
         else:
-            json.dump(arguments | {"threads": os.environ["OMP_NUM_THREADS"]}, open(os.environ["FAKE_FILE"], "w"))
+            settings = {"threads": "OMP_NUM_THREADS", "cache": "VLLM_CPU_KVCACHE_SPACE"}
+            told = arguments | {name: os.environ[variable] for name, variable in settings.items()}
+            json.dump(told, open(os.environ["FAKE_FILE"], "w"))
 
     def generate(self, prompts, params, use_tqdm):
         print("serving", file=sys.stdout, flush=True)

@@ -25,13 +25,14 @@ def peer_in(python: str) -> ProcessPeer:
 def test_requests_are_served_there_and_its_own_output_is_no_answer(make_interpreter, tmp_path):
     peer = peer_in(make_interpreter())
     assert peer.available() is None
-    peer.load(max_len=99, max_seqs=8)
+    peer.load(max_len=99, max_seqs=8, cache_bytes=5 * 2**30 + 1)
     try:
         assert (peer.version, peer.how) == ("9.9", "its own scheduler, bfloat16")
         told = json.loads((tmp_path / "told").read_text())
         assert (told["model"], told["dtype"], told["max_model_len"]) == ("some-model", "bfloat16", 99)
         assert told["threads"] == str(torch.get_num_threads())
         assert told["enable_prefix_caching"] is False
+        assert told["cache"] == "6"  # whole GiB, and no less than it was told
         assert 0 <= peer.run(WORKLOAD) < 60
         assert 0 <= peer.run(WORKLOAD) < 60
     finally:
@@ -43,7 +44,7 @@ def test_requests_are_served_there_and_its_own_output_is_no_answer(make_interpre
 
 def test_requests_that_end_early_are_an_error_and_the_next_ones_run(make_interpreter):
     peer = peer_in(make_interpreter())
-    peer.load(99, 8)
+    peer.load(99, 8, 0)
     try:
         with pytest.raises(EngineError, match=r"vllm failed: RuntimeError: requests ended before their last token\.$"):
             peer.run(Workload(((1,), (2,), (3,)), (2, 2, 2)))
@@ -55,20 +56,20 @@ def test_requests_that_end_early_are_an_error_and_the_next_ones_run(make_interpr
 def test_a_model_that_it_refuses_is_its_own_words(make_interpreter):
     peer = peer_in(make_interpreter(FAKE="refuses"))
     with pytest.raises(EngineError, match=r"^vllm failed: ValueError: this model is not mine\.$"):
-        peer.load(99, 8)
+        peer.load(99, 8, 0)
     peer.close()
 
 
 def test_a_process_that_dies_leaves_its_last_words(make_interpreter):
     peer = peer_in(make_interpreter(FAKE="dies"))
     with pytest.raises(EngineError, match=r"vllm failed: its process ended \(Fatal: no such processor\)\."):
-        peer.load(99, 8)
+        peer.load(99, 8, 0)
     peer.close()
 
 
 def test_a_process_that_dies_while_it_serves(make_interpreter):
     peer = peer_in(make_interpreter())
-    peer.load(99, 8)
+    peer.load(99, 8, 0)
     for _ in range(2):
         with pytest.raises(EngineError, match="vllm failed: its process ended"):
             peer.run(Workload(((1,),) * 13, (1,) * 13))
@@ -77,11 +78,72 @@ def test_a_process_that_dies_while_it_serves(make_interpreter):
 
 def test_what_it_started_ends_with_it(make_interpreter, tmp_path):
     peer = peer_in(make_interpreter(FAKE="starts another"))
-    peer.load(99, 8)
+    peer.load(99, 8, 0)
     started = psutil.Process(int((tmp_path / "told").read_text()))
     assert started.is_running()
     peer.close()
-    assert not psutil.pid_exists(started.pid) or started.status() == psutil.STATUS_ZOMBIE
+    assert is_gone(started)
+
+
+def is_gone(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+def test_what_outlives_a_process_that_died_ends_too(make_interpreter, tmp_path):
+    peer = peer_in(make_interpreter(FAKE="starts another"))
+    peer.load(99, 8, 0)
+    started = psutil.Process(int((tmp_path / "told").read_text()))
+    with pytest.raises(EngineError, match="its process ended"):
+        peer.run(Workload(((1,),) * 13, (1,) * 13))
+    peer.close()
+    psutil.wait_procs([started], timeout=5)
+    assert is_gone(started)
+
+
+def test_one_more_ctrl_c_while_it_ends_leaves_nothing_behind(make_interpreter, monkeypatch):
+    peer = peer_in(make_interpreter())
+    peer.load(99, 8, 0)
+    process, scratch = peer._process, peer._log.parent
+    real = process.wait
+
+    def interrupted(timeout: float | None = None) -> int:
+        if timeout is not None:
+            raise KeyboardInterrupt
+        return real()
+
+    monkeypatch.setattr(process, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        peer.close()
+    assert process.returncode is not None
+    assert not scratch.exists()
+
+
+def write_program(path: Path, text: str) -> str:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_a_line_that_is_no_answer_is_an_error(make_interpreter, tmp_path):
+    peer = peer_in(write_program(tmp_path / "talks", f'echo welcome\nexec {make_interpreter()} "$@"'))
+    assert peer.available() is None
+    with pytest.raises(EngineError, match=r"vllm failed: its process printed 'welcome' where an answer was due\.$"):
+        peer.load(99, 8, 0)
+    peer.close()
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ("true", "exit status 0"),
+        ("echo it", "exit status 0"),
+        ("echo no module encodings >&2; exit 1", "no module enc"),
+    ],
+)
+def test_an_interpreter_that_is_none_is_not_taken_for_one_without_it(program, words, tmp_path):
+    reason = peer_in(write_program(tmp_path / "program", program)).available()
+    assert reason is not None
+    assert reason.startswith(f"{tmp_path / 'program'} is no Python that works ({words}")
 
 
 def test_why_it_is_not_there(tmp_path, monkeypatch):
@@ -108,6 +170,6 @@ def test_a_model_that_cannot_be_given_to_it_starts_nothing(tmp_path):
     (tmp_path / "config.json").write_text('{"architectures": ["MistralForCausalLM"], "model_type": "mistral"}')
     peer = ProcessPeer("llama.cpp", tmp_path, torch.float32)
     with pytest.raises(ModelLoadError, match="cannot be written as GGUF"):
-        peer.load(99, 8)
+        peer.load(99, 8, 0)
     assert peer._process is None
     peer.close()

@@ -66,8 +66,9 @@ def test_a_place_that_is_free_is_taken_at_once():
     assert model.steps == 8  # 8 beside 2 + 2 + 4
 
 
-def test_llama_cpps_batches_are_filled_field_by_field(monkeypatch):
-    """A stand-in for the bindings: its successor of a token is the token after it."""
+@pytest.fixture
+def llama_cpp(monkeypatch):
+    """A stand-in for the bindings: its successor of a token is the token after it. `seen` has what it was asked."""
     seen: list[tuple] = []
 
     class Batch:
@@ -103,13 +104,27 @@ def test_llama_cpps_batches_are_filled_field_by_field(monkeypatch):
         llama_get_logits_ith=logits,
         llama_memory_seq_rm=lambda memory, slot, first, last: seen.append(("free", slot, first, last)),
     )
+    fake.seen = seen
     monkeypatch.setitem(sys.modules, "llama_cpp", fake)
-    serve, version, how = load_llama_cpp("model.gguf", "bfloat16", threads=2, max_len=16, max_seqs=2)
+    return fake
+
+
+def test_llama_cpps_batches_are_filled_field_by_field(llama_cpp):
+    serve, version, how = load_llama_cpp("model.gguf", "bfloat16", threads=2, max_len=16, max_seqs=2, cache_bytes=0)
     assert (version, how) == ("1.2", "continuous batching, 2 slots, bfloat16, KV cache float16")
     assert serve([[3, 4], [7]], [2, 1]) == [2, 1]
-    assert seen == [
+    assert llama_cpp.seen == [
         [(3, 0, 0, False, 1), (4, 1, 0, True, 1), (7, 0, 1, True, 1)],
         ("free", 1, -1, -1),
         [(5, 2, 0, True, 1)],
         ("free", 0, -1, -1),
     ]
+
+
+@pytest.mark.parametrize(("max_len", "max_seqs", "tokens"), [(100, 8, 2048), (2040, 64, 2104), (5000, 8, 5008)])
+def test_the_longest_prompt_fits_beside_all_that_decode(llama_cpp, monkeypatch, max_len, max_seqs, tokens):
+    sizes: list[int] = []
+    real = llama_cpp.llama_batch_init
+    monkeypatch.setattr(llama_cpp, "llama_batch_init", lambda size, *more: sizes.append(size) or real(size, *more))
+    load_llama_cpp("model.gguf", "bfloat16", threads=2, max_len=max_len, max_seqs=max_seqs, cache_bytes=0)
+    assert sizes == [tokens]

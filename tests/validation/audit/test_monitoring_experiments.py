@@ -2,7 +2,7 @@
 
 import pytest
 
-from vllm_teach.errors import MissingDependencyError
+from vllm_teach.errors import MissingDependencyError, installs
 from vllm_teach.validation.audit.experiment import load_experiments
 from vllm_teach.validation.audit.experiments import monitoring
 from vllm_teach.validation.audit.lab import Lab
@@ -48,9 +48,9 @@ def test_on_a_gpu_the_gpu_serves_and_its_memory_is_looked_at(monkeypatch: pytest
 
 def test_without_the_extra_the_rows_cannot_be_decided_and_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> dict[str, str]:
-        raise MissingDependencyError("prometheus-client is not installed: run pip install 'vllm-teach[serve]'.")
+        raise MissingDependencyError(f"prometheus-client is not installed: run {installs('serve')}.")
 
     monkeypatch.setattr(monitoring, "exported_metrics", missing)
     row = audit_row(load_experiments().get("metrics-to-monitor", "kv_cache_hit_rate"), Lab(quick=True))
     assert row.verdict.verdict == UNDECIDED
-    assert "vllm-teach[serve]" in (row.stopped or "")
+    assert ".[serve]" in (row.stopped or "")

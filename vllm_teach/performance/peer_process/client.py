@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -72,19 +73,29 @@ class ProcessPeer:
         """Return None if its interpreter has it, else the reason why not, as a sentence. Loads nothing."""
         try:
             found = subprocess.run(
-                [self.python, str(_SERVER), self._system.module], capture_output=True, timeout=60, check=False
+                [self.python, str(_SERVER), self._system.module],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=60,
+                check=False,
+                encoding="utf-8",
+                errors="replace",
             )
-        except (OSError, subprocess.TimeoutExpired) as error:
+        except (OSError, ValueError, subprocess.TimeoutExpired) as error:
             return f"{self.python} cannot be run ({error}): name its interpreter as --peer-python {self.name}=PATH."
-        if found.returncode == 0:
+        answer = _last_line(found.stdout)
+        if answer == "True":
             return None
-        return (
-            f"It is not installed in {self.python}: pip install {self._system.package} there, or name an interpreter "
-            f"that has it, as --peer-python {self.name}=PATH."
-        )
+        if answer == "False":
+            return (
+                f"It is not installed in {self.python}: pip install {self._system.package} there, or name an "
+                f"interpreter that has it, as --peer-python {self.name}=PATH."
+            )
+        words = _last_line(found.stderr) or f"exit status {found.returncode}"
+        return f"{self.python} is no Python that works ({words}): name one as --peer-python {self.name}=PATH."
 
-    def load(self, max_len: int, max_seqs: int) -> None:
-        """Start it, for sequences of up to `max_len` tokens, `max_seqs` at once where it lets one choose.
+    def load(self, max_len: int, max_seqs: int, cache_bytes: int) -> None:
+        """Start it for sequences of up to `max_len` tokens: `max_seqs` of them, or (vLLM) `cache_bytes` of K and V.
 
         Raises ModelLoadError where the model cannot be given to it, EngineError, with its own words, where it fails.
         """
@@ -100,6 +111,7 @@ class ProcessPeer:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 encoding="utf-8",
+                errors="replace",
                 env=os.environ | offline,
                 start_new_session=True,  # a Ctrl-C is this process's to handle: it ends the other in order
             )
@@ -110,6 +122,7 @@ class ProcessPeer:
             threads=threads,
             max_len=max_len,
             max_seqs=max_seqs,
+            cache_bytes=cache_bytes,
         )
         self.version, self.how = answer["version"], answer["how"]
 
@@ -120,23 +133,9 @@ class ProcessPeer:
     def close(self) -> None:
         """End the process and all that it started. Can be called twice."""
         process, self._process = self._process, None
-        if process is not None:
-            to_it, from_it = _pipes(process)
-            started: list[psutil.Process] = []
-            with suppress(psutil.NoSuchProcess):
-                started = psutil.Process(process.pid).children(recursive=True)
-            with suppress(BrokenPipeError):
-                to_it.close()
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(_SECONDS_TO_END)
-            process.kill()
-            process.wait()
-            for each in started:
-                with suppress(psutil.NoSuchProcess):
-                    each.kill()
-            psutil.wait_procs(started, _SECONDS_TO_END)
-            from_it.close()
-        self._cleanup.close()
+        with self._cleanup:
+            if process is not None:
+                _end(process)
 
     def _ask(self, **message: object) -> dict[str, Any]:
         if self._process is None:
@@ -147,7 +146,7 @@ class ProcessPeer:
             to_it.write(json.dumps(message) + "\n")
             to_it.flush()
             line = from_it.readline()
-        answer = json.loads(line) if line else {"error": self._last_words()}
+        answer = _parsed(line) if line else {"error": self._last_words()}
         if "error" in answer:
             raise EngineError(f"{self.name} failed: {str(answer['error']).removesuffix('.')}.")
         return answer
@@ -155,9 +154,46 @@ class ProcessPeer:
     def _last_words(self) -> str:
         """Return the last line on the standard error of a process that is gone."""
         assert self._log is not None
-        lines = [line.strip() for line in self._log.read_text(encoding="utf-8", errors="replace").splitlines()]
-        last = next((line for line in reversed(lines) if line), None)
-        return f"its process ended{f' ({last[:300]})' if last else ''}"
+        last = _last_line(self._log.read_text(encoding="utf-8", errors="replace"))
+        return f"its process ended{f' ({last})' if last else ''}"
+
+
+def _last_line(text: str) -> str:
+    """Return the last line that has anything in it, "" where there is none."""
+    return next((line.strip()[:300] for line in reversed(text.splitlines()) if line.strip()), "")
+
+
+def _parsed(line: str) -> dict[str, Any]:
+    """Return an answer. A line that is none, as an interpreter may print before `server` begins, makes an error."""
+    with suppress(ValueError):
+        answer = json.loads(line)
+        if isinstance(answer, dict):
+            return answer
+    return {"error": f"its process printed {line.strip()[:80]!r} where an answer was due"}
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End it with all that it started: in order if it hears, else, or if one more Ctrl-C comes meanwhile, by force."""
+    to_it, from_it = _pipes(process)
+    started: list[psutil.Process] = []
+    with suppress(psutil.NoSuchProcess):
+        started = psutil.Process(process.pid).children(recursive=True)
+    try:
+        with suppress(BrokenPipeError):
+            to_it.close()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_SECONDS_TO_END)
+    finally:
+        if hasattr(os, "killpg"):  # who outlives a parent that died is no child of it any more, but is in its group
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
+        process.wait()
+        for each in started:
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
+        psutil.wait_procs(started, _SECONDS_TO_END)
+        from_it.close()
 
 
 def _pipes(process: subprocess.Popen[str]) -> tuple[IO[str], IO[str]]:

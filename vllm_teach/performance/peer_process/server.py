@@ -1,10 +1,10 @@
 """Another system that serves a workload, in its own interpreter: this file needs that system and nothing of vllm_teach.
 
 Each line of standard input is a JSON object and is answered by one on standard output. The first, {"system", "model",
-"dtype", "threads", "max_len", "max_seqs"}, loads the model: {"version", "how"}. Every other one, {"prompts",
-"output_lens"}, serves these requests, greedily and each to its full length: {"seconds"}. What fails is answered with
-{"error"}. The end of the input ends the process. What the system itself prints goes to standard error. With a module's
-name as its argument the file only tells, by its exit status, whether this interpreter has that module.
+"dtype", "threads", "max_len", "max_seqs", "cache_bytes"}, loads the model: {"version", "how"}. Every other one,
+{"prompts", "output_lens"}, serves these requests, greedily and each to its full length: {"seconds"}. What fails is
+answered with {"error"}. The end of the input ends the process. What the system itself prints goes to standard error.
+With a module's name as its argument the file only prints True or False: whether this interpreter has that module.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ Serve = Callable[[Sequence[Sequence[int]], Sequence[int]], list[int]]
 _BATCH_TOKENS = 2048  # of a step, at most; vllm_teach's own default
 
 
-def load_vllm(model: str, dtype: str, threads: int, max_len: int, max_seqs: int) -> tuple[Serve, str, str]:
+def load_vllm(
+    model: str, dtype: str, threads: int, max_len: int, max_seqs: int, cache_bytes: int
+) -> tuple[Serve, str, str]:
     """Load vLLM with its own defaults, but for the prefix cache: rounds repeat their prompts."""
     # Unbound threads, as ours are: bound, vLLM would keep a core for its scheduler on some machines and not on others.
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")  # GiB
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(max(2, -(-cache_bytes // 2**30))))  # GiB
     import vllm  # type: ignore[import-not-found, unused-ignore]
 
     llm = vllm.LLM(model=model, dtype=dtype, max_model_len=max_len, enable_prefix_caching=False, seed=0)
@@ -43,7 +45,9 @@ def load_vllm(model: str, dtype: str, threads: int, max_len: int, max_seqs: int)
     return serve, str(vllm.__version__), f"its own scheduler, {dtype}"
 
 
-def load_llama_cpp(model: str, dtype: str, threads: int, max_len: int, max_seqs: int) -> tuple[Serve, str, str]:
+def load_llama_cpp(
+    model: str, dtype: str, threads: int, max_len: int, max_seqs: int, cache_bytes: int
+) -> tuple[Serve, str, str]:
     """Load a GGUF file with llama.cpp; all requests share its batches, as its own server's do."""
     import llama_cpp  # type: ignore[import-not-found, unused-ignore]
     import numpy as np
@@ -52,7 +56,7 @@ def load_llama_cpp(model: str, dtype: str, threads: int, max_len: int, max_seqs:
     weights = llama_cpp.llama_model_load_from_file(model.encode(), llama_cpp.llama_model_default_params())
     params = llama_cpp.llama_context_default_params()
     params.n_ctx, params.n_seq_max = max_len * max_seqs, max_seqs
-    params.n_batch = max(_BATCH_TOKENS, max_len)
+    params.n_batch = max(_BATCH_TOKENS, max_len + max_seqs)  # a prompt fits beside all that decode
     params.n_threads = params.n_threads_batch = threads
     context = llama_cpp.llama_init_from_model(weights, params) if weights else None
     if not context:
@@ -149,5 +153,6 @@ def _timed(serve: Serve, prompts: list[list[int]], output_lens: list[int]) -> fl
 
 if __name__ == "__main__":  # vLLM starts processes that import this file
     if len(sys.argv) > 1:
-        sys.exit(importlib.util.find_spec(sys.argv[1]) is None)
-    main()
+        print(importlib.util.find_spec(sys.argv[1]) is not None)
+    else:
+        main()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vllm_teach.errors import MissingDependencyError
+from vllm_teach.errors import MissingDependencyError, installs
 from vllm_teach.performance.timing import Timing
 from vllm_teach.validation.audit.check import Check, at_least, near
 from vllm_teach.validation.audit.experiment import experiment
@@ -46,7 +46,7 @@ class Served:
 
 
 def _missing() -> MissingDependencyError:
-    return MissingDependencyError("prometheus-client is not installed: run pip install 'vllm-teach[serve]'.")
+    return MissingDependencyError(f"prometheus-client is not installed: run {installs('serve')}.")
 
 
 def exported_metrics() -> dict[str, str]:

@@ -156,7 +156,7 @@ def draw_jobs(lab: Lab, llm: LLM) -> tuple[Job, ...]:
     from vllm_teach.kvcache.length_mix import LengthMix
 
     # Several batches of the original: with two, nothing could serve the requests more than about twice as fast.
-    count, prompt, output = lab.pick((32, 96, 16), (20, 32, 4))
+    count, prompt, output = lab.pick((32, 96, 16), (16, 16, 4))
     mix = LengthMix("service", prompt, output, 0.6, 0.8, max_prompt=MAX_LEN // 2, max_total=MAX_LEN)
     ids = lab.tokenizer.encode(data.path(_TEXT).read_text(encoding="utf-8"))
     source = random.Random(0)
