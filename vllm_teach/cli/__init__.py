@@ -16,6 +16,7 @@ from vllm_teach.cli.simulate import add_simulate
 from vllm_teach.cli.tune import add_tune
 from vllm_teach.cli.validate import add_validate
 from vllm_teach.errors import InvalidArgumentError, VllmTeachError
+from vllm_teach.openmp import wait_shortly
 
 
 def run_info(arguments: argparse.Namespace) -> None:
@@ -190,8 +191,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     An output whose reader has gone away ends the command in silence with 141, as the shell shows for SIGPIPE.
     """
-    # Read when torch is first imported, below. A spinning OpenMP thread takes a core that a busy machine needs.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.update(wait_shortly(os.environ))  # read when torch is first imported, below
     escape_what_the_terminal_lacks()
     try:
         try:

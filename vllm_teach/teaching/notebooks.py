@@ -46,6 +46,7 @@ from typing import Any
 
 from vllm_teach import resources
 from vllm_teach.errors import MissingDependencyError, VllmTeachError, installs
+from vllm_teach.openmp import WAIT_SHORTLY
 from vllm_teach.teaching import canonical, notebook_rules
 
 CELL_TIMEOUT_S = 120
@@ -55,7 +56,7 @@ NOTEBOOK_LIMIT_S = 90.0
 KERNEL_ENVIRONMENT = {
     "OMP_NUM_THREADS": "2",
     "MKL_NUM_THREADS": "2",
-    "OMP_WAIT_POLICY": "PASSIVE",
+    **WAIT_SHORTLY,
     "PYTHONHASHSEED": "0",
     "HF_HUB_OFFLINE": "1",
     "TQDM_DISABLE": "1",

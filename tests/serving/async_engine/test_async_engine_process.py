@@ -13,6 +13,7 @@ import pytest
 
 from vllm_teach import LLM, SamplingParams
 from vllm_teach.errors import EngineDeadError, EngineError, InvalidArgumentError, ModelNotFoundError
+from vllm_teach.openmp import WAIT_SHORTLY, wait_shortly
 from vllm_teach.serving.async_engine.async_engine import AsyncLLMEngine
 from vllm_teach.serving.async_engine.limits import ServingLimits
 
@@ -130,8 +131,9 @@ def test_signals_to_the_process_are_left_to_the_server(served, child):
     assert runner.run(serve()).finished
 
 
-def test_threads_of_the_process_do_not_spin_unless_the_user_says_so(served, child):
-    assert child.environ()["OMP_WAIT_POLICY"] == os.environ.get("OMP_WAIT_POLICY", "PASSIVE")
+def test_threads_of_the_process_wait_shortly_unless_the_user_says_otherwise(served, child):
+    wanted = {**os.environ, **wait_shortly(os.environ)}
+    assert all(child.environ().get(name) == wanted.get(name) for name in WAIT_SHORTLY)
 
 
 def test_an_abort_crosses_over_and_is_confirmed(served):

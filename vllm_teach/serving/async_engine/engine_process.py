@@ -18,6 +18,7 @@ from vllm_teach.engine.tokenizer_protocol import EngineTokenizer
 from vllm_teach.errors import EngineDeadError, InvalidArgumentError, VllmTeachError
 from vllm_teach.models.resolve import resolve_model
 from vllm_teach.models.tokenizer import load_tokenizer
+from vllm_teach.openmp import wait_shortly
 from vllm_teach.serving.async_engine.engine_child import PATIENCE
 from vllm_teach.serving.async_engine.message_pipe import MessagePipe
 from vllm_teach.serving.async_engine.messages import EngineEnded, EngineFailed, FromEngine, StopEngine, ToEngine
@@ -122,8 +123,7 @@ class EngineProcess:
             [sys.executable, "-P", "-c", _PROGRAM],  # -P: what lies in the current folder is no module by that alone
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            # Threads that wait for others by spinning take the server's core, which then holds up those others.
-            env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "PYTHONPATH": path},
+            env={**os.environ, **wait_shortly(os.environ), "PYTHONPATH": path},
             start_new_session=True,  # a Ctrl-C in the terminal is the server's affair
         )
         assert process.stdin is not None

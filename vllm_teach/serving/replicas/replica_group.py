@@ -14,6 +14,7 @@ from typing import Any
 
 from vllm_teach.engine.field_checks import check_number, check_whole, refuse
 from vllm_teach.errors import ReplicaError
+from vllm_teach.openmp import wait_shortly
 from vllm_teach.serving.replicas.nginx import (
     CONFIGURATION,
     HOW_TO_INSTALL,
@@ -221,11 +222,10 @@ async def _all_of(coroutines: Sequence[Coroutine[Any, Any, None]]) -> None:
 def _openmp(replicas: int) -> dict[str, str]:
     """Return OpenMP's variables for one of so many replicas: what is set here, or else a share of the cores.
 
-    Replicas that each compute with all cores wait for each other, and threads that wait by spinning take the cores from
-    those they wait for.
+    Replicas that each compute with all cores wait for each other.
     """
-    shared = {"OMP_NUM_THREADS": str(max(1, _usable_cores() // replicas)), "OMP_WAIT_POLICY": "PASSIVE"}
-    return {name: os.environ.get(name, value) for name, value in shared.items()}
+    share = os.environ.get("OMP_NUM_THREADS", str(max(1, _usable_cores() // replicas)))
+    return {"OMP_NUM_THREADS": share, **wait_shortly(os.environ)}
 
 
 def _usable_cores() -> int:
