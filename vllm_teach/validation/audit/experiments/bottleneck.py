@@ -144,7 +144,7 @@ def memory_share(lab: Lab) -> Iterator[Finding]:
     "max_batch@2048",
     *(
         at_most(
-            f"at most 4 sequences where {what}", f"A100 {size}, {what}", _B("max_batch@2048", "at_most"),
+            f"at most 4 sequences in {size} where {what}", f"A100 {size}, {what}", _B("max_batch@2048", "at_most"),
             "sizes alone, so no tolerance; weights of 7 billion parameters in float16",
         )
         for size, what in itertools.product(("40GB", "80GB"), ("one layer's scores are held", "all 32 layers' are"))
