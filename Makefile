@@ -4,9 +4,11 @@
 VENV     ?= .venv
 BIN      := $(VENV)/bin
 LAB_ARGS ?=
-# Waiting OpenMP threads sleep instead of spinning: on a busy machine a spinning one takes the core that the thread it
-# waits for needs.
-export OMP_WAIT_POLICY ?= PASSIVE
+# As vllm_teach/openmp.py has it: threads that wait for others give their core away after some microseconds.
+ifndef OMP_WAIT_POLICY
+export OMP_WAIT_POLICY := PASSIVE
+export GOMP_SPINCOUNT ?= 5000
+endif
 
 # The first Python on the PATH that pyproject.toml allows; `make lab PYTHON=...` overrides it.
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \

@@ -162,6 +162,8 @@ def test_a_number_that_counts_nothing_is_refused(number, capsys):
         ("simulate tiny", "the following arguments are required: --model, --hardware\n"),
         ("serve --modle tiny", "unrecognized arguments: --modle tiny\n"),
         ("bench memory tiny", "unrecognized arguments: tiny\n"),
+        ("generate hello world", "unrecognized arguments: world\n"),
+        ("quantize tiny int8 --method int8 --output new", "unrecognized arguments: int8\n"),
     ],
 )
 def test_a_model_without_its_flag_is_told_of_the_flag(arguments, hint, capsys):

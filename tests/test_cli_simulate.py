@@ -127,3 +127,33 @@ def test_bench_simulate(tmp_path: Path, capsys: pytest.CaptureFixture, monkeypat
     assert cli.main([*command, "--rounds", "1", "--json", str(file)]) == 0
     assert "steps/s" in capsys.readouterr().out
     assert [row["num_seqs"] for row in json.loads(file.read_text())["rows"]] == [1, 64, 256]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--swap-space", "1e9"], "swap_space=1000000000.0 is more than 10,000,000 blocks"),
+        (["--num-prompts", "999999999"], "num_requests=999999999 is not valid: use a whole number from 1 to 1,000,000"),
+        (["--shared-prefix", "5000"], "--shared-prefix is 5000, but no prompt has more than 1024 tokens"),
+    ],
+)
+def test_what_would_fill_the_memory_or_mean_nothing_is_refused(options, message, capsys):
+    command = ["simulate", "--model", "llama-3-8b", "--hardware", "a100-80gb-sxm", "--num-prompts", "5"]
+    assert cli.main([*command, *options]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_two_results_need_two_files(capsys, tmp_path):
+    file = str(tmp_path / "a.json")
+    command = ["simulate", "--model", "llama-3-8b", "--hardware", "a100-80gb-sxm", "--num-prompts", "5"]
+    assert cli.main([*command, "--json", file, "--trace-out", file]) == 1
+    assert "name the same file" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_trace_shorter_than_what_is_asked_for_is_told(capsys, tmp_path):
+    file = tmp_path / "trace.csv"
+    file.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n0,5,2\n1,5,2\n", encoding="utf-8")
+    command = ["simulate", "--model", "llama-3-8b", "--hardware", "a100-80gb-sxm", "--trace", str(file)]
+    assert cli.main([*command, "--num-prompts", "10"]) == 1
+    assert "--num-prompts is 10, but" in capsys.readouterr().err

@@ -68,3 +68,8 @@ def test_the_list_names_every_row_of_a_table(capsys: pytest.CaptureFixture[str])
     assert lines[0] == "B-troubleshooting"
     keys = [line.strip() for line in lines[1:] if line.startswith("  ") and not line.startswith("    ")]
     assert keys == ["text_quality_drops", "oom_after_long_running", "same_input_varying_time"]
+
+
+def test_a_list_is_no_result_to_write(capsys, tmp_path):
+    assert main(["validate", "--list", "--out", str(tmp_path / "l.md")]) == 1
+    assert "--list measures nothing" in capsys.readouterr().err

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from vllm_teach.openmp import WAIT_SHORTLY, wait_shortly
+from vllm_teach.openmp import WAIT_SHORTLY, wait_shortly, without_wait_shortly
 
 
 @pytest.mark.parametrize("name", WAIT_SHORTLY)
@@ -16,6 +16,12 @@ def test_who_has_a_say_in_it_is_left_alone(name):
 
 def test_otherwise_all_variables_are_to_be_added():
     assert wait_shortly({"HOME": "/"}) == WAIT_SHORTLY
+
+
+@pytest.mark.parametrize("own", [{}, {"OMP_WAIT_POLICY": "PASSIVE"}, {**WAIT_SHORTLY, "GOMP_SPINCOUNT": "6000"}])
+def test_what_was_added_goes_again_and_a_users_own_stays(own):
+    own = {"HOME": "/", **own}
+    assert without_wait_shortly(own | wait_shortly(own)) == own
 
 
 def test_the_command_line_sets_them_before_pytorch_is_imported():

@@ -66,6 +66,28 @@ def test_the_frequencies_of_old_checkpoints_are_left_out(tmp_path, tiny_hf):
     assert not [tensor.name for tensor in gguf.GGUFReader(tmp_path / "m.gguf").tensors if "rot" in tensor.name]
 
 
+def test_a_tensor_that_llama_cpp_does_not_know_is_named(tmp_path, tiny_hf):
+    tiny_hf("llama").save_pretrained(tmp_path / "model")
+    file = tmp_path / "model" / "model.safetensors"
+    save_file(load_file(file) | {"model.layers.0.self_attn.extra.weight": torch.ones(8)}, file, {"format": "pt"})
+    with pytest.raises(ModelLoadError, match=r"has no 'model\.layers\.0\.self_attn\.extra\.weight'; use another model"):
+        write_gguf(tmp_path / "model", tmp_path / "m.gguf", torch.float32)
+
+
+def test_a_full_disk_leaves_no_file_open(tmp_path, tiny_hf, monkeypatch):
+    tiny_hf("llama").save_pretrained(tmp_path / "model")
+    files = []
+
+    def write(self: gguf.GGUFWriter) -> None:
+        files.extend(self.fout)
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(gguf.GGUFWriter, "write_tensors_to_file", write)
+    with pytest.raises(OSError, match="No space left"):
+        write_gguf(tmp_path / "model", tmp_path / "m.gguf", torch.float32)
+    assert [file.closed for file in files] == [True]
+
+
 def test_the_file_has_a_vocabulary_size_and_no_tokenizer(tmp_path, tiny_hf):
     tiny_hf("llama").save_pretrained(tmp_path / "model")
     write_gguf(tmp_path / "model", tmp_path / "m.gguf", torch.float32)

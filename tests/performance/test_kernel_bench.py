@@ -10,7 +10,7 @@ import torch
 from vllm_teach import cli, kernels
 from vllm_teach.attention.patterns import BlockSparsePattern
 from vllm_teach.errors import InvalidArgumentError, MissingDependencyError
-from vllm_teach.kernels import quantized_matmul
+from vllm_teach.kernels import cpu_norms, quantized_matmul
 from vllm_teach.performance import kernel_bench
 from vllm_teach.performance.kernel_bench import KernelBench, bench_kernels, format_kernels
 from vllm_teach.performance.kernel_cases import KERNELS, Case, Kernel
@@ -118,13 +118,33 @@ def test_a_kernel_whose_build_fails_has_no_figures_of_what_stood_in_for_it() -> 
 
 def test_a_kernel_that_fails_in_its_second_case_is_not_in_both_lists() -> None:
     def fail() -> torch.Tensor:
-        raise RuntimeError("no memory")
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried 2 GiB")
 
     [good], [bad] = (fake(ours=ours).cases(64, torch.float32, "cpu") for ours in (lambda: torch.ones(1), fail))
     kernel = replace(fake(), cases=lambda length, dtype, device: [good, bad])
     bench = bench_kernels(length=64, progress=False, kernels=(kernel,))
     assert bench.rows == []
-    assert [(one.kernel, one.reason) for one in bench.left_out] == [("a kernel", "It failed: no memory.")]
+    assert [(one.kernel, one.reason) for one in bench.left_out] == [
+        ("a kernel", "It failed: CUDA out of memory. Tried 2 GiB.")
+    ]
+
+
+def test_a_bug_in_a_kernel_ends_the_run() -> None:
+    def fail() -> torch.Tensor:
+        raise RuntimeError("The size of tensor a must match the size of tensor b")
+
+    with pytest.raises(RuntimeError, match="must match"):
+        bench_kernels(length=64, progress=False, kernels=(fake(ours=fail),))
+
+
+def test_norms_that_pytorch_computes_are_not_timed_as_the_kernels(monkeypatch) -> None:
+    """Here those of a dtype that the kernels are made to forget; on a GPU, those of rows that are too long."""
+    [kernel] = (replace(kernel, why_not=lambda: None) for kernel in KERNELS if kernel.name == "C++ norms")
+    monkeypatch.setattr(cpu_norms, "DTYPES", (torch.bfloat16,))
+    bench = bench_kernels(length=64, dtype="float32", rounds=1, progress=False, kernels=(kernel,))
+    assert bench.rows == []
+    [left] = bench.left_out
+    assert left.reason.startswith("PyTorch computes these norms: the kernels know float32, ")
 
 
 def test_kernels_that_share_a_reason_share_its_lines() -> None:

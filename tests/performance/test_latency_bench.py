@@ -2,11 +2,13 @@
 
 import json
 import statistics
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from vllm_teach import LLM, SamplingParams, cli
+from vllm_teach.engine.outputs import RequestMetrics
 from vllm_teach.errors import EngineError, InvalidArgumentError
 from vllm_teach.performance import latency_bench
 from vllm_teach.performance.latency_bench import Batch, LatencyBench, bench_latency, format_latency, serve_once
@@ -23,7 +25,8 @@ def bench() -> LatencyBench:
 def test_the_times_are_of_each_request_and_each_token(clock) -> None:
     """Requests whose tokens come at known times; the clock's first look, the start, is at 1 second, its next at 2."""
     times = {"a": [1.25, 1.5, 2.0], "b": [1.75, 2.0, 3.0]}
-    outputs = [SimpleNamespace(metrics=SimpleNamespace(token_times=each)) for each in times.values()]
+    tokens = [SimpleNamespace(token_ids=[5, 6, 7])]
+    outputs = [SimpleNamespace(outputs=tokens, metrics=SimpleNamespace(token_times=each)) for each in times.values()]
     engine = SimpleNamespace(kv=SimpleNamespace(block_size=4, num_blocks=2))
     llm = SimpleNamespace(engine=engine, generate=lambda *_, **__: outputs)
     found = serve_once(llm, Workload(((1,), (2,)), (3, 3)))
@@ -116,6 +119,15 @@ def test_a_request_of_another_length_is_an_error() -> None:
     short = llm.generate([[5, 6]], SamplingParams(max_tokens=1), use_tqdm=False)
     llm.generate = lambda *_, **__: short  # type: ignore[method-assign]
     with pytest.raises(EngineError, match="ended requests before their last token"):
+        serve_once(llm, Workload(((5, 6),), (2,)))
+
+
+@pytest.mark.parametrize("metrics", [None, RequestMetrics(0.0, token_times=[1.0])])
+def test_tokens_without_a_time_are_not_taken_for_missing_ones(metrics: RequestMetrics | None) -> None:
+    llm = LLM("tiny", dtype="float32", device="cpu", num_kv_blocks=12)
+    [output] = llm.generate([[5, 6]], SamplingParams(max_tokens=2, ignore_eos=True), use_tqdm=False)
+    llm.generate = lambda *_, **__: [replace(output, metrics=metrics)]  # type: ignore[method-assign]
+    with pytest.raises(EngineError, match="kept no time of some tokens"):
         serve_once(llm, Workload(((5, 6),), (2,)))
 
 

@@ -2,12 +2,15 @@
 
 import json
 import random
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
 
 from vllm_teach import LLM
 from vllm_teach.errors import InvalidArgumentError
+from vllm_teach.openmp import WAIT_SHORTLY
 from vllm_teach.performance.cost_model import Attained, Efficiency
 from vllm_teach.performance.cost_model.fit import Fit, Residual
 from vllm_teach.performance.cost_model.operators import OPERATORS
@@ -129,3 +132,17 @@ def test_a_file_that_cannot_be_written_is_told_before_minutes_are_spent(tmp_path
         with pytest.raises(SystemExit):
             simulator_accuracy.main()
         assert f"--json is {str(file)!r}, which cannot be written" in capsys.readouterr().err
+
+
+def test_pytorch_is_not_there_before_the_threads_are_told_how_to_wait():
+    script = "import sys, vllm_teach.validation.simulator_accuracy; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_a_typed_error_is_one_line(monkeypatch, capsys):
+    for name in WAIT_SHORTLY:  # which main sets for good
+        monkeypatch.setenv(name, "of this test")
+    monkeypatch.setattr(sys, "argv", ["simulator_accuracy", "--rounds", "0"])
+    assert simulator_accuracy.main() == 2
+    assert "rounds=0 measures nothing" in capsys.readouterr().err

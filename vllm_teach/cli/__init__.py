@@ -18,6 +18,8 @@ from vllm_teach.cli.validate import add_validate
 from vllm_teach.errors import InvalidArgumentError, VllmTeachError
 from vllm_teach.openmp import wait_shortly
 
+_WITH_POSITIONAL = ("generate", "quantize")
+
 
 def run_info(arguments: argparse.Namespace) -> None:
     """Print versions, device, threads and the attention backends."""
@@ -179,8 +181,8 @@ def parse_command_line(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = build_parser()
     arguments, unknown = parser.parse_known_args(argv)
     if unknown:
-        # As others' servers have it: `serve MODEL`.
-        model = "model" in arguments and not unknown[0].startswith("-")
+        # As others' servers have it: `serve MODEL`. What follows a command's own positional is no model.
+        model = "model" in arguments and arguments.command not in _WITH_POSITIONAL and not unknown[0].startswith("-")
         hint = f"; to name a model, give --model {unknown[0]}" if model else ""
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     return arguments

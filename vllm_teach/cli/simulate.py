@@ -99,6 +99,9 @@ def run_simulate(arguments: argparse.Namespace) -> None:
     for option in ("json", "trace_out", "figure"):
         if getattr(arguments, option) is not None:
             check_output_file(getattr(arguments, option), _flag(option))
+    files = [file.resolve() for name in ("json", "trace_out", "figure") if (file := getattr(arguments, name))]
+    if len(set(files)) < len(files):
+        raise InvalidArgumentError("--json, --trace-out and --figure name the same file: give each one of its own.")
     objectives = _objectives(arguments)
     if arguments.figure is not None and arguments.figure.suffix.lower() not in _PICTURES:
         raise InvalidArgumentError(f"--figure is {str(arguments.figure)!r}: name a file {' or '.join(_PICTURES)}.")
@@ -177,6 +180,11 @@ def _workload(arguments: argparse.Namespace) -> Traffic:
     else:
         _refuse(arguments, ["input_len", "output_len", "mix"], "is what the trace says: leave it out")
         workload = read_request_trace(arguments.trace, arguments.num_prompts)
+        if arguments.num_prompts is not None and len(workload.arrivals) < arguments.num_prompts:
+            raise InvalidArgumentError(
+                f"--num-prompts is {arguments.num_prompts}, but {arguments.trace} has {len(workload.arrivals)} "
+                "requests: ask for at most these, or leave it out."
+            )
     if arguments.burstiness is not None and arguments.request_rate is None and arguments.find is None:
         _refuse(arguments, ["burstiness"], "belongs to a rate: give --request-rate, too")
     if arguments.request_rate is not None or arguments.trace is None:
@@ -186,6 +194,12 @@ def _workload(arguments: argparse.Namespace) -> Traffic:
     if arguments.shared_prefix is None:
         _refuse(arguments, ["num_prefixes"], "belongs to a shared prefix: give --shared-prefix, too")
         return workload
+    longest = max(each.prompt_len for each in workload.arrivals)
+    if arguments.shared_prefix >= longest:
+        raise InvalidArgumentError(
+            f"--shared-prefix is {arguments.shared_prefix}, but no prompt has more than {longest} tokens, one of them "
+            "its own: give fewer."
+        )
     return workload.with_shared_prefix(arguments.shared_prefix, arguments.num_prefixes or 1, arguments.seed)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_teach.cli.output import write
+from vllm_teach.errors import InvalidArgumentError
 
 
 def add_validate(commands: Any) -> None:
@@ -38,6 +39,8 @@ def run_validate(arguments: argparse.Namespace) -> None:
     wanted = None if arguments.table is None else [get_table(table_id).id for table_id in arguments.table]
     chosen = [each for each in load_experiments() if wanted is None or each.table_id in wanted]
     if arguments.list:
+        if arguments.out is not None:
+            raise InvalidArgumentError(f"--out is {str(arguments.out)!r}, but --list measures nothing: leave one out.")
         write(format_list((each.table_id, each.key, each.about) for each in chosen))
         return
     if arguments.out is not None:

@@ -5,6 +5,7 @@ The file holds no tokenizer: llama.cpp then takes and returns token ids alone, w
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import gguf
@@ -30,32 +31,40 @@ def write_gguf(folder: Path, file: Path, dtype: torch.dtype) -> None:
 
     Norms and biases are float32, as llama.cpp wants them. The whole model is held in memory meanwhile. Raises
     ModelLoadError for a model that llama.cpp would compute differently: quantised weights, sliding windows, a linear
-    RoPE scaling, another family.
+    RoPE scaling, another family, a tensor that this family has not in llama.cpp. OSError, as of a full disk, may leave
+    a part of the file.
     """
     config = load_config(folder)
     _refuse_others(folder, config)
+    with closing(gguf.GGUFWriter(file, _FAMILIES[config.architecture])) as writer:
+        _add_shape(writer, config)
+        _add_weights(writer, folder, config, dtype)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+
+
+def _add_weights(writer: gguf.GGUFWriter, folder: Path, config: ModelConfig, dtype: torch.dtype) -> None:
     family = _FAMILIES[config.architecture]
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[family.upper()], config.num_layers)
     checkpoint = Checkpoint(folder)
-    writer = gguf.GGUFWriter(file, family)
-    _add_shape(writer, config)
     for name in checkpoint.files:
         # RoPE's frequencies, which old checkpoints store, follow from the config, as `load_model` has it, too.
         if name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tie_word_embeddings):
             continue
+        if (its_name := names.get_name(name, try_suffixes=(".weight", ".bias"))) is None:
+            raise ModelLoadError(
+                f"{folder} cannot be written as GGUF: llama.cpp's {family} has no {name!r}; use another model."
+            )
         weight = checkpoint.copy(name, torch.float32, "cpu")
         if family == "llama" and (".q_proj." in name or ".k_proj." in name):
             weight = permute(weight, config.num_q_heads if ".q_proj." in name else config.num_kv_heads)
         kind = _TYPES[dtype] if weight.dim() > 1 else gguf.GGMLQuantizationType.F32
         packed = gguf.quants.quantize(weight.numpy(), kind)
-        writer.add_tensor(names.get_name(name, try_suffixes=(".weight", ".bias")), packed, raw_dtype=kind)
+        writer.add_tensor(its_name, packed, raw_dtype=kind)
     if config.rope_scaling is not None:
         divisors = llama3_divisors(config.head_dim, config.rope_theta, config.rope_scaling)
         writer.add_tensor("rope_freqs.weight", divisors.float().numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 def _refuse_others(folder: Path, config: ModelConfig) -> None:

@@ -21,6 +21,7 @@ from vllm_teach.backends.hardware import detect_hardware
 from vllm_teach.backends.selection import refusals
 from vllm_teach.errors import InvalidArgumentError, MissingDependencyError
 from vllm_teach.performance.environment import describe_environment
+from vllm_teach.performance.kernel_failure import why_failed
 from vllm_teach.performance.memory import peak_memory
 from vllm_teach.performance.side_by_side import race
 from vllm_teach.performance.timing import check_calls, device_name
@@ -29,9 +30,6 @@ _HEADS, _HEAD_DIM = 8, 64
 _DENSITY, _GRID = 0.25, 16  # of the block-sparse pattern: the share of its _GRID x _GRID blocks that is seen
 _LARGEST_SCALE = 256  # leaves the pattern one token a block
 _LONGEST_NAIVE = 4096  # beyond it, the score matrices alone are gigabytes
-# How a backend that serves such a call in principle fails at its first call: not built, not compiled, out of memory.
-_FAILURES = (MissingDependencyError, RuntimeError)
-
 _CASES = 7
 
 _Calls = dict[str, Callable[[], object]]
@@ -162,8 +160,9 @@ class _Bench:
                 self.tell(f"{case}: {name}")
                 try:
                     peaks[name] = peak_memory(partial(_backward, call, qkv) if grad else call, self.device)
-                except _FAILURES as error:
-                    self._fail(case, name, error)
+                except Exception as error:
+                    if not self._leave_out(case, name, error):
+                        raise
         naive = peaks.get("naive")
         for name, peak in peaks.items():
             self.memory.append(MemoryRow(case, name, peak, naive / peak if naive and peak else None))
@@ -187,17 +186,22 @@ class _Bench:
             self.tell(f"{case}: {name} starts")
             try:
                 call()
-            except _FAILURES as error:
-                self._fail(case, name, error)
+            except Exception as error:
+                if not self._leave_out(case, name, error):
+                    raise
             else:
                 working[name] = call
         return working
 
-    def _fail(self, case: str, name: str, error: Exception) -> None:
+    def _leave_out(self, case: str, name: str, error: Exception) -> bool:
+        """Note why a backend failed that serves such a call in principle; return False if `error` is a fault."""
+        reason = why_failed(error)
+        if reason is None:
+            return False
         if isinstance(error, MissingDependencyError):
             detect_hardware.cache_clear()  # the backend says by itself from now on that it is unavailable
-        words = str(error).strip().partition("\n")[0].removesuffix(".")
-        self.left_out.append(LeftOut(case, name, f"It failed: {words or type(error).__name__}."))
+        self.left_out.append(LeftOut(case, name, reason))
+        return True
 
     def _race(self, case: str, calls: _Calls, baseline: str = "sdpa", warmup: int = 0) -> None:
         if baseline not in calls:

@@ -15,13 +15,12 @@ from vllm_teach.attention.shapes import check_count
 from vllm_teach.errors import InvalidArgumentError, MissingDependencyError
 from vllm_teach.performance.environment import describe_environment
 from vllm_teach.performance.kernel_cases import KERNELS, Case, Kernel
+from vllm_teach.performance.kernel_failure import why_failed
 from vllm_teach.performance.side_by_side import race
 from vllm_teach.performance.timing import Timing, check_calls, device_name
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _LENGTH_UNIT = 64  # groups of quantised weights and the pattern's blocks divide it
-# How a kernel that should run here fails at its first call: not built, not compiled, out of memory.
-_FAILURES = (MissingDependencyError, RuntimeError)
 
 
 @dataclass(frozen=True)
@@ -95,17 +94,11 @@ def bench_kernels(
     with tqdm(total=len(kernels), desc="bench kernels", disable=not progress) as bar:
         for kernel in kernels:
             bar.set_postfix_str(kernel.name)
-            reason = kernel.why_not() or _elsewhere(kernel, device)
-            if reason is None:
-                try:
-                    rows += [
-                        _measure(kernel, case, rounds, device) for case in kernel.cases(length, DTYPES[dtype], device)
-                    ]
-                except _FAILURES as error:
-                    words = str(error).strip().partition("\n")[0].removesuffix(".")
-                    reason = f"It failed: {words or type(error).__name__}."
-            if reason is not None:
-                left_out.append(LeftOut(kernel.name, kernel.sources, reason))
+            found = _measure_all(kernel, length, DTYPES[dtype], rounds, device)
+            if isinstance(found, LeftOut):
+                left_out.append(found)
+            else:
+                rows += found
             bar.update()
     return KernelBench(rows, left_out, length, dtype, rounds, device, asdict(describe_environment()))
 
@@ -113,6 +106,20 @@ def bench_kernels(
 def _elsewhere(kernel: Kernel, device: str) -> str | None:
     kind = device.partition(":")[0]
     return None if kernel.device == kind else f"It runs on {kernel.device}, and the device asked for is {device}."
+
+
+def _measure_all(
+    kernel: Kernel, length: int, dtype: torch.dtype, rounds: int, device: str
+) -> list[KernelRow] | LeftOut:
+    reason = kernel.why_not() or _elsewhere(kernel, device) or kernel.refuses(length, dtype, device)
+    if reason is None:
+        try:
+            return [_measure(kernel, case, rounds, device) for case in kernel.cases(length, dtype, device)]
+        except Exception as error:
+            reason = why_failed(error)
+            if reason is None:
+                raise
+    return LeftOut(kernel.name, kernel.sources, reason)
 
 
 def _measure(kernel: Kernel, case: Case, rounds: int, device: str) -> KernelRow:

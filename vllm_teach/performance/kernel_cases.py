@@ -14,7 +14,7 @@ from torch import Tensor
 from vllm_teach import backends
 from vllm_teach.attention.patterns import BlockSparsePattern
 from vllm_teach.backends import triton_backend
-from vllm_teach.kernels import cpu_attention, cpu_norms, cuda_norms, quantized_matmul
+from vllm_teach.kernels import cpu_attention, cpu_norms, cuda_norms, norms, quantized_matmul
 from vllm_teach.performance.norm_bench import EPS, norm_cases, norm_tensors
 from vllm_teach.performance.paged_read import decode_call
 
@@ -41,7 +41,7 @@ class Kernel:
     """A kernel: the files in `kernels/` that it is made of, the `device` it runs on, and its cases.
 
     `why_not` returns why it cannot run on this machine, or None, and builds nothing. `cases` takes a sequence length, a
-    dtype and a device.
+    dtype and a device; of these, `refuses` returns why PyTorch would be called in the kernel's place, or None.
     """
 
     name: str
@@ -49,6 +49,7 @@ class Kernel:
     device: str
     why_not: Callable[[], str | None]
     cases: Callable[[int, torch.dtype, str], list[Case]]
+    refuses: Callable[[int, torch.dtype, str], str | None] = lambda length, dtype, device: None
 
 
 def _attention_cases(backend: str, length: int, dtype: torch.dtype, device: str) -> list[Case]:
@@ -111,6 +112,13 @@ def _norm_cases(length: int, dtype: torch.dtype, device: str) -> list[Case]:
         true = exact[name][their_name]
         cases.append(Case(name, partial(_first, ours), partial(_first, theirs), their_name, partial(_first, true)))
     return cases
+
+
+def _norms_left_to_pytorch(length: int, dtype: torch.dtype, device: str) -> str | None:
+    """Return why `norms` takes PyTorch's operations for rows of `2 * length`, or None."""
+    row = torch.empty(2 * length, dtype=dtype, device=device)
+    paths = [norms.explain(kind, row, row, row, row) for kind in norms.KINDS]
+    return next((f"PyTorch computes these norms: {path.reason}" for path in paths if path.name == "plain"), None)
 
 
 def _cuda_norm_cases(length: int, dtype: torch.dtype, device: str) -> list[Case]:
@@ -176,7 +184,7 @@ def _no_cases(length: int, dtype: torch.dtype, device: str) -> list[Case]:
 _TRITON = "triton_kernels/"
 KERNELS = (
     Kernel("C++ attention", ("cpu/attention",), "cpu", cpu_attention.unavailable, partial(_attention_cases, "cpu")),
-    Kernel("C++ norms", ("cpu/norms",), "cpu", cpu_norms.unavailable, _norm_cases),
+    Kernel("C++ norms", ("cpu/norms",), "cpu", cpu_norms.unavailable, _norm_cases, _norms_left_to_pytorch),
     Kernel(
         "C++ quantised products",
         ("cpu/matmul",),
@@ -206,6 +214,7 @@ KERNELS = (
         "cuda",
         triton_backend.unavailable,
         _norm_cases,
+        _norms_left_to_pytorch,
     ),
     Kernel("Triton softmax", (f"{_TRITON}online_softmax.py",), "cuda", triton_backend.unavailable, _softmax_cases),
     Kernel(

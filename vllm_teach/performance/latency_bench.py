@@ -16,7 +16,6 @@ from pathlib import Path
 from vllm_teach import data
 from vllm_teach.engine.config import EngineConfig
 from vllm_teach.engine.llm import LLM
-from vllm_teach.engine.sampling_params import SamplingParams
 from vllm_teach.errors import EngineError, InvalidArgumentError
 from vllm_teach.performance.environment import describe_environment
 from vllm_teach.performance.throughput_bench import TEXT
@@ -84,7 +83,8 @@ def bench_latency(
     """Serve the batch `warmup` + `rounds` times, greedily, to its last token; the prefix cache is off.
 
     Raises InvalidArgumentError for `rounds` below 1, `warmup` below 0, a batch that the KV cache does not hold at once
-    or that is longer than the model's context; ModelNotFoundError if the model is not here.
+    or that is longer than the model's context; ModelNotFoundError if the model is not here; EngineError if a request
+    fails or has no times.
     """
     from tqdm import tqdm
 
@@ -132,7 +132,7 @@ def serve_once(llm: LLM, workload: Workload) -> dict[str, list[float]]:
     """Serve all requests together and return the seconds of each key of FIGURES.
 
     Raises InvalidArgumentError if the KV cache does not hold all of them at once, and EngineError if a request got
-    another length than it asked for.
+    another length than it asked for, or if the engine did not note when each of its tokens came.
     """
     kv = llm.engine.kv
     totals = (len(prompt) + count for prompt, count in zip(workload.prompts, workload.output_lens, strict=True))
@@ -142,16 +142,14 @@ def serve_once(llm: LLM, workload: Workload) -> dict[str, list[float]]:
             f"batch needs {blocks} blocks of {kv.block_size} tokens in the KV cache, which has {kv.num_blocks}: use a "
             "smaller or a shorter one."
         )
-    params = [
-        SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, detokenize=False)
-        for count in workload.output_lens
-    ]
+    prompts, params = [list(prompt) for prompt in workload.prompts], workload.sampling_params()
     start = time.perf_counter()
-    outputs = llm.generate([list(prompt) for prompt in workload.prompts], params, use_tqdm=False)
+    outputs = llm.generate(prompts, params, use_tqdm=False)
     latency = time.perf_counter() - start
+    workload.check_served(outputs)
     times = [output.metrics.token_times if output.metrics else [] for output in outputs]
     if tuple(map(len, times)) != workload.output_lens:
-        raise EngineError("the engine ended requests before their last token: their seconds say nothing.")
+        raise EngineError("the engine kept no time of some tokens: what they waited for is not known.")
     return {
         "ttft": [each[0] - start for each in times],
         "tpot": [(each[-1] - each[0]) / (len(each) - 1) for each in times if len(each) > 1],

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 from vllm_teach import data
 from vllm_teach.engine.llm import LLM
-from vllm_teach.engine.sampling_params import SamplingParams
 from vllm_teach.errors import EngineError, InvalidArgumentError, ModelLoadError
 from vllm_teach.models.resolve import resolve_model
 from vllm_teach.performance.environment import describe_environment
@@ -113,14 +112,8 @@ def bench_throughput(
 
 def serve(llm: LLM, workload: Workload) -> None:
     """Let `llm` generate what `workload` asks for, greedily. Raises EngineError if a request got another length."""
-    params = [
-        SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, detokenize=False)
-        for count in workload.output_lens
-    ]
-    outputs = llm.generate([list(prompt) for prompt in workload.prompts], params, use_tqdm=False)
-    lengths = tuple(len(output.outputs[0].token_ids) for output in outputs)
-    if lengths != workload.output_lens:
-        raise EngineError("the engine ended requests before their last token: its seconds say nothing.")
+    prompts = [list(prompt) for prompt in workload.prompts]
+    workload.check_served(llm.generate(prompts, workload.sampling_params(), use_tqdm=False))
 
 
 def _num_steps(peers: Sequence[TransformersPeer | ProcessPeer], mix: Mix, rounds: int) -> int:

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 import psutil
 
-from vllm_teach.errors import InvalidArgumentError
+from vllm_teach.engine.outputs import RequestOutput
+from vllm_teach.engine.sampling_params import SamplingParams
+from vllm_teach.errors import EngineError, InvalidArgumentError
 
 INPUTS, OUTPUTS = (16, 512), (16, 256)
 _REQUEST_BYTES = 100  # of a tuple and its place, beside 8 for each token
@@ -41,6 +43,18 @@ class Workload:
     def part(self, indices: Sequence[int]) -> Workload:
         """Return the requests with these indices, in this order."""
         return Workload(tuple(self.prompts[i] for i in indices), tuple(self.output_lens[i] for i in indices))
+
+    def sampling_params(self) -> list[SamplingParams]:
+        """Return what `LLM.generate` is to do with each prompt: greedily, to its full length, and no text."""
+        return [
+            SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, detokenize=False)
+            for count in self.output_lens
+        ]
+
+    def check_served(self, outputs: Sequence[RequestOutput]) -> None:
+        """Raise EngineError if a request got another length than it asked for."""
+        if tuple(len(output.outputs[0].token_ids) for output in outputs) != self.output_lens:
+            raise EngineError("the engine ended requests before their last token: its seconds say nothing.")
 
 
 def draw_workload(

@@ -8,7 +8,9 @@ settings, serves the same workloads on its virtual clock. What is compared is th
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
+import os
 import random
 import shlex
 import statistics
@@ -17,18 +19,20 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from vllm_teach.engine.llm import LLM
-from vllm_teach.engine.request import Request
 from vllm_teach.engine.sampling_params import SamplingParams
 from vllm_teach.engine.scheduler_config import SchedulerConfig
+from vllm_teach.errors import VllmTeachError
 from vllm_teach.kvcache.length_mix import ALPACA, SHAREGPT, LengthMix
-from vllm_teach.performance.cost_model.fit import Fit
-from vllm_teach.performance.cost_model.training_steps import SCRIPTS, Script
-from vllm_teach.performance.cost_model.tune import StepTuning
-from vllm_teach.performance.timing import check_calls
+from vllm_teach.openmp import WAIT_SHORTLY, wait_shortly
 from vllm_teach.performance.virtual_time import Arrival, Cost, simulate
+
+if TYPE_CHECKING:
+    from vllm_teach.engine.llm import LLM
+    from vllm_teach.engine.request import Request
+    from vllm_teach.performance.cost_model.fit import Fit
+    from vllm_teach.performance.cost_model.training_steps import Script
 
 LIMIT = 0.15  # of the median error, over the workloads
 _ROUNDS = 5
@@ -142,16 +146,24 @@ class Accuracy:
 
 
 def measure_accuracy(
-    model: str = "smollm2", rounds: int = _ROUNDS, *, scripts: tuple[Script, ...] = SCRIPTS, progress: bool = True
+    model: str = "smollm2",
+    rounds: int = _ROUNDS,
+    *,
+    scripts: tuple[Script, ...] | None = None,
+    progress: bool = True,
 ) -> Accuracy:
     """Measure `scripts` and `WORKLOADS` round by round, fit, simulate, compare. Two minutes a round; writes nothing.
 
-    Raises InvalidArgumentError for `rounds` below 1.
+    Without `scripts` those of `vllm-teach tune --steps`. Raises InvalidArgumentError for `rounds` below 1.
     """
     from tqdm import tqdm
 
+    from vllm_teach.performance.cost_model.training_steps import SCRIPTS
+    from vllm_teach.performance.cost_model.tune import StepTuning
+    from vllm_teach.performance.timing import check_calls
+
     check_calls("rounds", rounds, 1, "measures nothing")
-    tuning = StepTuning(model, scripts=scripts)
+    tuning = StepTuning(model, scripts=SCRIPTS if scripts is None else scripts)
     llm = tuning.llms[model]
     tuning.warm_up()
     source = random.Random(0)
@@ -228,14 +240,25 @@ def main() -> int:
         parser.error(
             f"--json is {str(arguments.json)!r}, which cannot be written: give a file in a folder that is there"
         )
-    command = ["python", "-m", "vllm_teach.validation.simulator_accuracy", *sys.argv[1:]]
-    accuracy = measure_accuracy(arguments.model, arguments.rounds)
+    os.environ.update(wait_shortly(os.environ))  # as `vllm-teach tune` does; read when torch is first imported
+    try:
+        accuracy = measure_accuracy(arguments.model, arguments.rounds)
+    except VllmTeachError as error:
+        print(error, file=sys.stderr)
+        return 2
     print(accuracy)
     if arguments.json is not None:
-        arguments.json.write_text(
-            json.dumps({**accuracy.to_json(), "command": shlex.join(command)}, indent=1) + "\n", encoding="utf-8"
-        )
+        arguments.json.write_text(json.dumps(accuracy.to_json() | _provenance(), indent=1) + "\n", encoding="utf-8")
     return 0 if accuracy.passed() else 1
+
+
+def _provenance() -> dict[str, object]:
+    from vllm_teach.validation.gpu.machine import commit
+
+    command = ["python", "-m", "vllm_teach.validation.simulator_accuracy", *sys.argv[1:]]
+    threads = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", *WAIT_SHORTLY)}
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return {"command": shlex.join(command), "commit": commit(), "date": now, "threads": threads}
 
 
 if __name__ == "__main__":

@@ -131,3 +131,13 @@ def test_how_a_folders_weights_are_stored(tmp_path: Path) -> None:
     found = tune.stored_weights(tmp_path)
     assert found is not None
     assert (found.name, found.bits, found.group_size) == ("gptq", 4, 32)  # 3 bits take the room of 4
+
+
+def test_scripts_beyond_the_models_context_are_left_out_and_named() -> None:
+    tuning = tune.StepTuning(
+        "tiny", dtype="float32", device="cpu", scripts=(*FEW, Script("long", (Wave(0, 1, 3000),), 2))
+    )
+    assert tuning.left_out == ("long",)
+    assert tuning.num_scripts == len(FEW)
+    with pytest.raises(InvalidArgumentError, match="model='tiny' has a context of 512 tokens"):
+        tune.StepTuning("tiny", dtype="float32", device="cpu", scripts=(Script("long", (Wave(0, 1, 3000),), 2),))

@@ -32,7 +32,8 @@ class LLM:
             open(os.environ["FAKE_FILE"], "w").write(str(child.pid))
         else:
             settings = {"threads": "OMP_NUM_THREADS", "cache": "VLLM_CPU_KVCACHE_SPACE"}
-            told = arguments | {name: os.environ[variable] for name, variable in settings.items()}
+            settings |= {"policy": "OMP_WAIT_POLICY", "spins": "GOMP_SPINCOUNT"}
+            told = arguments | {name: os.environ.get(variable) for name, variable in settings.items()}
             json.dump(told, open(os.environ["FAKE_FILE"], "w"))
 
     def generate(self, prompts, params, use_tqdm):

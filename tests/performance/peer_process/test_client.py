@@ -1,5 +1,6 @@
 """A peer in another interpreter: its seconds, its errors, its end."""
 
+import errno
 import json
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from vllm_teach.errors import EngineError, ModelLoadError
 from vllm_teach.models.gguf_reader import GGUFModel
 from vllm_teach.models.resolve import resolve_model
+from vllm_teach.openmp import WAIT_SHORTLY
 from vllm_teach.performance.peer_process import client
 from vllm_teach.performance.peer_process.client import ProcessPeer
 from vllm_teach.performance.workload import Workload
@@ -40,6 +42,51 @@ def test_requests_are_served_there_and_its_own_output_is_no_answer(make_interpre
     peer.close()
     with pytest.raises(EngineError, match="vllm is not loaded"):
         peer.run(WORKLOAD)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [(WAIT_SHORTLY, (None, None)), ({**WAIT_SHORTLY, "OMP_WAIT_POLICY": "ACTIVE"}, ("ACTIVE", "5000"))],
+)
+def test_its_threads_wait_as_it_likes_unless_the_user_says_otherwise(
+    make_interpreter, tmp_path, monkeypatch, ours, theirs
+):
+    """What our command line sets suits our own OpenMP; another one's threads would sleep at once."""
+    for name, value in ours.items():
+        monkeypatch.setenv(name, value)
+    peer = peer_in(make_interpreter())
+    peer.load(99, 8, 0)
+    peer.close()
+    told = json.loads((tmp_path / "told").read_text())
+    assert (told["policy"], told["spins"]) == theirs
+
+
+@pytest.mark.parametrize(("own", "cache"), [("1", "6"), ("9", "9"), ("", "6")])
+def test_a_users_smaller_cache_takes_no_room_from_it(make_interpreter, tmp_path, own, cache):
+    peer = peer_in(make_interpreter(VLLM_CPU_KVCACHE_SPACE=own))
+    peer.load(99, 8, 5 * 2**30)
+    peer.close()
+    assert json.loads((tmp_path / "told").read_text())["cache"] == cache
+
+
+def test_a_disk_that_is_full_when_its_file_is_written_is_its_failure(monkeypatch):
+    def write(*_: object) -> Path:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setitem(client.SYSTEMS, "vllm", client.System("vllm", "vllm", write))
+    peer = peer_in(sys.executable)
+    with pytest.raises(
+        EngineError, match=r"^vllm cannot be started \(.*No space left on device\): see that .* has room"
+    ):
+        peer.load(99, 8, 0)
+    peer.close()
+
+
+def test_an_interpreter_that_has_vanished_is_its_failure(tmp_path):
+    peer = peer_in(str(tmp_path / "nowhere"))
+    with pytest.raises(EngineError, match=rf"^vllm cannot be started .* and that {tmp_path / 'nowhere'} is there\.$"):
+        peer.load(99, 8, 0)
+    peer.close()
 
 
 def test_requests_that_end_early_are_an_error_and_the_next_ones_run(make_interpreter):

@@ -84,7 +84,7 @@ class FakeReplica:
 
     async def state(self, request: web.Request) -> web.Response:
         state: dict[str, Any] = {"pid": os.getpid(), "running": self.running, "requests": self.requests}
-        names = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "CUDA_VISIBLE_DEVICES")
+        names = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "CUDA_VISIBLE_DEVICES")
         environment = {name: os.environ.get(name) for name in names}
         return web.json_response({**state, "connections": len(self.connections), "environment": environment})
 

@@ -14,6 +14,8 @@ from vllm_teach.serving.replicas.nginx import HOW_TO_INSTALL, find_nginx, nginx_
 from vllm_teach.serving.replicas.replica_group import ReplicaGroup, ReplicaSettings
 from vllm_teach.serving.replicas.supervised_process import RestartLimits
 
+OF_THE_USER = {"OMP_WAIT_POLICY": "ACTIVE", "GOMP_SPINCOUNT": "9"}
+
 pytestmark = pytest.mark.skipif(find_nginx() is None, reason=HOW_TO_INSTALL)
 
 
@@ -30,16 +32,19 @@ def test_without_nginx_the_replicas_serve_on_their_ports(monkeypatch, try_it):
 
 
 @pytest.mark.parametrize(
-    ("set_here", "threads", "policy"),
-    [({}, "3", "PASSIVE"), ({"OMP_NUM_THREADS": "5", "OMP_WAIT_POLICY": "ACTIVE"}, "5", "ACTIVE")],
+    ("set_here", "openmp"),
+    [
+        ({}, {"OMP_NUM_THREADS": "3", **WAIT_SHORTLY}),
+        *[({"OMP_NUM_THREADS": "5", name: value},) * 2 for name, value in OF_THE_USER.items()],
+    ],
 )
-def test_replicas_share_the_cores_and_have_devices_of_their_own(set_here, threads, policy, monkeypatch, try_it):
+def test_replicas_share_the_cores_and_have_devices_of_their_own(set_here, openmp, monkeypatch, try_it):
     async def test(group) -> None:
         environments = [state["environment"] for state in await group.states()]
         assert [each["CUDA_VISIBLE_DEVICES"] for each in environments] == ["0,1", "2,3"]
-        assert [each["OMP_NUM_THREADS"] for each in environments] == [threads] * 2
-        assert [each["OMP_WAIT_POLICY"] for each in environments] == [policy] * 2
-        await group.reported(f"OMP_NUM_THREADS={threads}")
+        for name in ("OMP_NUM_THREADS", *WAIT_SHORTLY):
+            assert [each[name] for each in environments] == [openmp.get(name)] * 2
+        await group.reported(f"each replica has {' '.join(map('='.join, openmp.items()))}.")
 
     for name in ("OMP_NUM_THREADS", *WAIT_SHORTLY):
         monkeypatch.delenv(name, raising=False)
@@ -109,6 +114,47 @@ def test_told_to_stop_before_it_serves_it_ends(folder, until, alive):
         assert not any(alive(replica.child.pid) for replica in group.replicas)
 
     asyncio.run(test())
+
+
+def test_where_nothing_has_served_nothing_in_flight_is_waited_for(monkeypatch, folder, alive):
+    """One cannot be started, and the other takes its time to end."""
+
+    def command(index: int, port: int) -> list[str]:
+        return ["sh", "-c", "exit 3"] if index == 0 else ["sleep", "300"]
+
+    async def test() -> None:
+        reports: list[str] = []
+        group = ReplicaGroup(command, folder, ReplicaSettings(port=0), reports.append)
+        with pytest.raises(ReplicaError, match="before it served"):
+            await group.run()
+        assert reports == []
+        assert not alive(group.replicas[1].child.pid)
+
+    monkeypatch.setattr(replica_group, "find_nginx", lambda: None)
+    monkeypatch.setattr(replica_group, "_QUICK_END", 0.0)
+    asyncio.run(test())
+
+
+def test_after_an_end_that_failed_nothing_is_said_to_be_waited_for(monkeypatch, try_it):
+    class EndError(Exception):
+        pass
+
+    async def fail(seconds: float) -> None:
+        raise EndError
+
+    async def test(group) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(group.group.nginx, "stop", fail)
+            with pytest.raises(EndError):
+                await group.group._stop_all()
+        before = len(group.reports)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert len(group.reports) == before
+        monkeypatch.undo()
+
+    monkeypatch.setattr(replica_group, "_QUICK_END", 0.0)
+    try_it(test)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Experiments that need a clock, with what the clock would say made up: another measurement, another verdict."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -171,6 +172,16 @@ def test_the_three_systems_as_claimed_are_confirmed_but_for_what_attention_saves
         (weights + reserved + 10) / (weights + 1400 * 10**4)
     )
     assert found["requests in flight by Little's law"] == pytest.approx(68 * 0.15)
+
+
+def test_the_open_loop_is_told_with_its_rate_its_streams_and_their_length() -> None:
+    fake, found = systems(AS_CLAIMED)
+    seven = {name: replace(run, p99=Timing.of([run.p99.median] * 7)) for name, run in found.runs.items()}
+    told = [
+        each.setting
+        for each in run("B-customer-service", "full_vllm", lab_with((fake, replace(found, runs=seven)))).findings
+    ]
+    assert any("open loop, 1 requests/s" in each and "7 streams, of whose 8 it is the slowest" in each for each in told)
 
 
 def test_three_equal_systems_contradict_the_table() -> None:

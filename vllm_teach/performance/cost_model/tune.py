@@ -38,8 +38,8 @@ _CACHE = 2**30  # bytes of K and V, more than the scripts need for a small model
 class StepTuning:
     """Engines of `model` and of the tiny one, whose steps are timed round by round and then fitted together.
 
-    `llms` are there for others to use between rounds. Takes seconds: the machine's ceilings are measured. Raises as
-    `LLM` and `StepMeasurement`.
+    `llms` are there for others to use between rounds. Scripts longer than the model's context are left out, and the
+    fit's provenance says which. Raises as `LLM` and `StepMeasurement`, and InvalidArgumentError when no script is left.
     """
 
     def __init__(
@@ -51,8 +51,15 @@ class StepTuning:
         scripts: tuple[Script, ...] = SCRIPTS,
     ) -> None:
         named = {model: scripts} | ({} if model == _TINY else {_TINY: TINY_SCRIPTS})
-        self.model, self.num_scripts = model, sum(map(len, named.values()))
         self.llms = {name: LLM(name, dtype=dtype, device=device, kv_cache_memory_bytes=_CACHE) for name in named}
+        context = self.llms[model].engine.max_model_len
+        named[model] = tuple(script for script in scripts if script.longest <= context)
+        if not named[model]:
+            raise InvalidArgumentError(
+                f"model={model!r} has a context of {context} tokens, too short for every script."
+            )
+        self.left_out = tuple(script.name for script in scripts if script not in named[model])
+        self.model, self.num_scripts = model, sum(map(len, named.values()))
         chosen = self.llms[model].model
         self.device, self.dtype = chosen.device.type, str(chosen.dtype).removeprefix("torch.")
         self._measured = [StepMeasurement(llm, name, named[name]) for name, llm in self.llms.items()]
@@ -78,7 +85,12 @@ class StepTuning:
         }
         points = [point for measurement in self._measured for point in measurement.points()]
         efficiency, residuals = fit_steps(points, steps)
-        provenance = {"model": self.model, "rounds": self._rounds, "environment": asdict(describe_environment())}
+        provenance = {
+            "model": self.model,
+            "rounds": self._rounds,
+            "left_out": list(self.left_out),
+            "environment": asdict(describe_environment()),
+        }
         return Fit(describe_machine(self.device), hardware, self.dtype, efficiency, residuals, provenance)
 
 
@@ -141,7 +153,7 @@ def load_fit(device: str = "cpu", dtype: str = "bfloat16") -> Fit:
         fit = Fit.from_json(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         raise InvalidArgumentError(
-            f"dtype={dtype!r} has no measured steps on this machine ({words}): run {command} first."
+            f"dtype={dtype!r} has no measured steps on this machine ({words}): run {command} --dtype {dtype} first."
         ) from None
     except OSError as error:
         raise CacheError(f"{path} cannot be read ({error}): set VLLM_TEACH_HOME to a folder that can.") from error
@@ -183,6 +195,8 @@ def format_fit(fit: Fit) -> str:
         f"median error {fit.median_error:.1%}, largest {abs(worst.error):.1%} ({worst.script}), of the very steps that "
         "it was fitted to",
     ]
+    if left_out := fit.provenance.get("left_out"):
+        lines.append(f"left out, as the model's context is too short: {', '.join(left_out)}")
     if len({each.model for each in fit.residuals}) == 1:
         lines.append("one model has as many calls in each step: what a call and what a step costs is not told apart")
     return "\n".join(lines)

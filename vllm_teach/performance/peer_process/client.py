@@ -19,6 +19,7 @@ import torch
 
 from vllm_teach.errors import EngineError
 from vllm_teach.models.gguf_writer import write_gguf
+from vllm_teach.openmp import without_wait_shortly
 from vllm_teach.performance.workload import Workload
 
 _SERVER = Path(__file__).with_name("server.py")
@@ -97,24 +98,17 @@ class ProcessPeer:
     def load(self, max_len: int, max_seqs: int, cache_bytes: int) -> None:
         """Start it for sequences of up to `max_len` tokens: `max_seqs` of them, or (vLLM) `cache_bytes` of K and V.
 
-        Raises ModelLoadError where the model cannot be given to it, EngineError, with its own words, where it fails.
+        Raises ModelLoadError where the model cannot be given to it, EngineError where it fails, with its own words, or
+        cannot be started.
         """
-        scratch = Path(self._cleanup.enter_context(tempfile.TemporaryDirectory(prefix="vllm_teach-peer-")))
-        model = self._system.prepare(self._model_path, scratch, self._dtype)
-        self._log = scratch / "log"
         threads = torch.get_num_threads()
-        offline = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "OMP_NUM_THREADS": str(threads)}
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                [self.python, str(_SERVER)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                encoding="utf-8",
-                errors="replace",
-                env=os.environ | offline,
-                start_new_session=True,  # a Ctrl-C is this process's to handle: it ends the other in order
-            )
+        try:
+            model = self._start(threads)
+        except OSError as error:
+            raise EngineError(
+                f"{self.name} cannot be started ({error}): see that {tempfile.gettempdir()} has room for its model "
+                f"and that {self.python} is there."
+            ) from error
         answer = self._ask(
             system=self.name,
             model=str(model),
@@ -136,6 +130,25 @@ class ProcessPeer:
         with self._cleanup:
             if process is not None:
                 _end(process)
+
+    def _start(self, threads: int) -> Path:
+        """Prepare the model in a folder of its own, start the process, and return what it is to load."""
+        scratch = Path(self._cleanup.enter_context(tempfile.TemporaryDirectory(prefix="vllm_teach-peer-")))
+        model = self._system.prepare(self._model_path, scratch, self._dtype)
+        self._log = scratch / "log"
+        offline = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "OMP_NUM_THREADS": str(threads)}
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [self.python, str(_SERVER)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                encoding="utf-8",
+                errors="replace",
+                env=without_wait_shortly(os.environ) | offline,
+                start_new_session=True,  # a Ctrl-C is this process's to handle: it ends the other in order
+            )
+        return model
 
     def _ask(self, **message: object) -> dict[str, Any]:
         if self._process is None:

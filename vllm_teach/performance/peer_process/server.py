@@ -21,6 +21,7 @@ from typing import Any
 Serve = Callable[[Sequence[Sequence[int]], Sequence[int]], list[int]]
 
 _BATCH_TOKENS = 2048  # of a step, at most; vllm_teach's own default
+_VLLM_CACHE = "VLLM_CPU_KVCACHE_SPACE"  # vLLM's variable for the size of its KV cache, in whole GiB
 
 
 def load_vllm(
@@ -29,7 +30,8 @@ def load_vllm(
     """Load vLLM with its own defaults, but for the prefix cache: rounds repeat their prompts."""
     # Unbound threads, as ours are: bound, vLLM would keep a core for its scheduler on some machines and not on others.
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(max(2, -(-cache_bytes // 2**30))))  # GiB
+    # Always some room more than asked for, as vLLM keeps a block for itself; a user may give it still more.
+    os.environ[_VLLM_CACHE] = str(max(cache_bytes // 2**30 + 1, int(os.environ.get(_VLLM_CACHE) or 0)))
     import vllm  # type: ignore[import-not-found, unused-ignore]
 
     llm = vllm.LLM(model=model, dtype=dtype, max_model_len=max_len, enable_prefix_caching=False, seed=0)

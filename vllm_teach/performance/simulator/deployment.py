@@ -43,6 +43,7 @@ _OF_TENSORS = (
 )
 SETTINGS = tuple(each.name for each in fields(EngineConfig) if each.name not in _OF_TENSORS)
 THIS = "this"
+_MOST_HOST_BLOCKS = 10**7  # of which the cache keeps a list
 _MAX_NUM_SEQS = 256  # vLLM's default; that of our own engine is for two cores
 
 
@@ -217,6 +218,11 @@ def _check_blocks(engine: EngineConfig, memory: DeviceMemory, devices: int) -> N
             f"{memory.num_blocks:,} blocks of {engine.block_size} tokens, so use at most that or leave it out."
         )
     block = memory.block_bytes * devices
+    if engine.swap_space * 2**30 / block > _MOST_HOST_BLOCKS:
+        most = _MOST_HOST_BLOCKS * block / 2**30
+        raise InvalidArgumentError(
+            f"swap_space={engine.swap_space} is more than {_MOST_HOST_BLOCKS:,} blocks: use at most {most:,.0f} GiB."
+        )
     if 0 < engine.swap_space * 2**30 < block:
         raise InvalidArgumentError(
             f"swap_space={engine.swap_space} is less than one block of {block:,} bytes: use 0 or more GiB."

@@ -17,6 +17,7 @@ from vllm_teach.kvcache.length_mix import LengthMix
 from vllm_teach.performance.virtual_time import LATEST, Arrival
 
 AT_ONCE = math.inf
+_MOST = 10**6  # requests, which take some gigabytes and an hour
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def draw_traffic(
 
     They come at the times of `draw_times`. Raises InvalidArgumentError for what is no number, no length or no rate.
     """
-    check_whole("num_requests", num_requests, 1)
+    check_whole("num_requests", num_requests, 1, _MOST, hint=f"use a whole number from 1 to {_MOST:,}")
     check_seed(seed)
     if isinstance(lengths, LengthMix):
         pairs: Sequence[tuple[int, int]] = lengths.draw(num_requests, seed)

@@ -14,7 +14,7 @@ from typing import Any
 
 from vllm_teach.engine.field_checks import check_number, check_whole, refuse
 from vllm_teach.errors import ReplicaError
-from vllm_teach.openmp import wait_shortly
+from vllm_teach.openmp import WAIT_SHORTLY, wait_shortly
 from vllm_teach.serving.replicas.nginx import (
     CONFIGURATION,
     HOW_TO_INSTALL,
@@ -75,7 +75,7 @@ class ReplicaGroup:
         self, command: ReplicaCommand, folder: Path, settings: ReplicaSettings, report: Callable[[str], None]
     ) -> None:
         self.folder, self.settings, self._report = folder, settings, report
-        self._stopping = asyncio.Event()
+        self._stopping, self._served = asyncio.Event(), False
         with ExitStack() as ports:
             self._public = ports.enter_context(closing(ReservedPort(settings.host, settings.port)))
             self._reserved = [ports.enter_context(closing(ReservedPort("127.0.0.1"))) for _ in range(settings.replicas)]
@@ -123,6 +123,7 @@ class ReplicaGroup:
     async def _serve(self) -> None:
         await _all_of([replica.start() for replica in self.replicas])
         if self.nginx is None:
+            self._served = True
             self._report(
                 f"nginx is not installed, so each replica is served on its own address: {', '.join(self.addresses)}; "
                 f"to have them on one, {HOW_TO_INSTALL}; its configuration is {self.folder / CONFIGURATION}."
@@ -130,6 +131,7 @@ class ReplicaGroup:
             await self._keep_replicas()
             return
         await self.nginx.start()
+        self._served = True
         openmp = " ".join(f"{name}={value}" for name, value in _openmp(self.settings.replicas).items())
         self._report(
             f"{len(self.replicas)} replicas ({', '.join(self.addresses)}) are served on {self.url} by nginx; "
@@ -153,13 +155,15 @@ class ReplicaGroup:
         """Stop nginx first, which takes nothing new and ends with its last answer; then the replicas, idle by now."""
         seconds = self.settings.drain_timeout
         waiting = f"finishing what is in flight (at most {seconds:g} s); Ctrl-C or SIGTERM again ends it at once."
-        reminder = asyncio.get_running_loop().call_later(_QUICK_END, self._report, waiting)
-        # Each ends by itself when its time is over, and then has some seconds to do so.
-        if self.nginx is not None:
-            await self.nginx.stop(seconds + 5.0)
-            reminder.cancel()
-        await asyncio.gather(*(replica.stop(seconds + 15.0) for replica in self.replicas))
-        reminder.cancel()
+        with ExitStack() as in_flight:
+            if self._served:
+                reminder = asyncio.get_running_loop().call_later(_QUICK_END, self._report, waiting)
+                in_flight.callback(reminder.cancel)
+            # Each ends by itself when its time is over, and then has some seconds to do so.
+            if self.nginx is not None:
+                await self.nginx.stop(seconds + 5.0)
+                in_flight.close()
+            await asyncio.gather(*(replica.stop(seconds + 15.0) for replica in self.replicas))
 
     def _replica(self, index: int, command: ReplicaCommand) -> SupervisedProcess:
         port = self._reserved[index].port
@@ -225,7 +229,8 @@ def _openmp(replicas: int) -> dict[str, str]:
     Replicas that each compute with all cores wait for each other.
     """
     share = os.environ.get("OMP_NUM_THREADS", str(max(1, _usable_cores() // replicas)))
-    return {"OMP_NUM_THREADS": share, **wait_shortly(os.environ)}
+    waiting = {**os.environ, **wait_shortly(os.environ)}
+    return {"OMP_NUM_THREADS": share, **{name: waiting[name] for name in WAIT_SHORTLY if name in waiting}}
 
 
 def _usable_cores() -> int:

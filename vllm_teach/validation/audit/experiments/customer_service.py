@@ -32,7 +32,8 @@ def _gains(row: str) -> tuple[Check, ...]:
 def _loop(found: ThreeSystems) -> str:
     """The open loop in words."""
     load = f"{found.rate:.2g} requests/s, 80 % of the original's most"
-    return f"open loop, {load}, five streams, of whose {found.num_in_loop} it is the slowest; {found.setting}"
+    streams = len(found.runs["original"].p99.samples)
+    return f"open loop, {load}, {streams} streams, of whose {found.num_in_loop} it is the slowest; {found.setting}"
 
 
 def _gain(lab: Lab, name: str) -> Iterator[Finding]:

@@ -1,7 +1,7 @@
 """The three systems of the articles' tables, run by our own engine on a real model, under the same requests.
 
-- *original*: plain attention over padded batches, a contiguous reservation of the longest sequence for each, batches
-  that wait for their longest output. One block as long as the longest sequence is such a reservation.
+- *original*: plain attention, in decode steps over the padded batch, a contiguous reservation of the longest sequence
+  for each, batches that wait for their longest output. One block as long as the longest sequence is such a reservation.
 - *flash*: the same with tiled attention.
 - *full*: paged memory, continuous batching, chunked prefill, tiled attention.
 
