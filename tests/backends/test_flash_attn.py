@@ -121,7 +121,7 @@ def test_gradients_pass_through_it(row):
 def test_an_absent_package_is_named(monkeypatch, make_qkv):
     monkeypatch.setitem(sys.modules, "flash_attn", None)  # importing it raises ModuleNotFoundError
     assert "flash-attn is not installed" in flash_attn.unavailable()
-    with pytest.raises(MissingDependencyError, match=r"pip install 'vllm-teach\[flash\]'"):
+    with pytest.raises(MissingDependencyError, match=r'pip install -e "\.\[flash\]" in the clone'):
         flash_attn.run(*make_qkv(4, 4))
 
 

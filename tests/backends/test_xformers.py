@@ -89,7 +89,7 @@ def test_an_absent_package_is_named(monkeypatch, make_qkv):
     monkeypatch.setitem(sys.modules, "xformers", None)  # importing it raises ModuleNotFoundError
     monkeypatch.delitem(sys.modules, "xformers.ops", raising=False)
     assert "xformers is not installed" in xformers.unavailable()
-    with pytest.raises(MissingDependencyError, match=r"pip install 'vllm-teach\[gpu\]'"):
+    with pytest.raises(MissingDependencyError, match=r'pip install -e "\.\[gpu\]" in the clone'):
         xformers.run(*make_qkv(4, 4))
 
 

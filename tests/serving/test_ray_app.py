@@ -160,7 +160,7 @@ def run(test: Callable[[aiohttp.ClientSession], Any]) -> None:
 @pytest.mark.parametrize("arguments", [{"model": "tiny"}, {}])
 def test_without_ray_it_says_what_to_install(monkeypatch, arguments):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(MissingDependencyError, match=r"pip install 'vllm-teach\[ray\]'"):
+    with pytest.raises(MissingDependencyError, match=r'pip install -e "\.\[ray\]" in the clone'):
         build_app(arguments)
 
 

@@ -47,9 +47,9 @@ def provenance(bench: QuantizationBench, file: str | Path = SMOLLM2) -> str:
 
 
 def _bench(found: dict[str, Any]) -> QuantizationBench:
-    fields = {key: value for key, value in found.items() if key != "command"}
-    if "command" in found:
-        fields["environment"] = {**found["environment"], "command": found["command"]}
+    provenance = {key: found[key] for key in ("command", "commit") if key in found}
+    fields = {key: value for key, value in found.items() if key not in provenance}
+    fields["environment"] = {**found["environment"], **provenance}
     fields["calibration"] = tuple(found["calibration"])
     fields["rows"] = [_row(each) for each in found["rows"]]
     fields["pairs"] = {name: PerplexityChange(**each) for name, each in found["pairs"].items()}

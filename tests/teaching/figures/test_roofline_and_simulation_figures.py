@@ -156,7 +156,7 @@ class TestCapacityKnee:
         assert growth(self.TRIALS) == [2.0, 4.0]
 
     def test_it_is_drawn_as_it_is(self) -> None:
-        capacity = Capacity(2.0, 4.0, 1.0, (Objective("ttft", 3.0),), 100, self.TRIALS)
+        capacity = Capacity(2.0, 4.0, 5.0, 1.0, (Objective("ttft", 3.0),), 100, self.TRIALS)
         (ax,) = draw_capacity_knee(self.TRIALS, capacity, title="drawn", longer=self.TRIALS[:1]).axes
         lines = {str(line.get_label()): line for line in ax.lines}
         assert list(lines["100 requests"].get_xdata()) == [1.0, 2.0, 4.0]
@@ -167,6 +167,6 @@ class TestCapacityKnee:
         assert "modelled" in ax.get_ylabel()
 
     def test_without_a_longer_run_there_is_one_line(self) -> None:
-        capacity = Capacity(2.0, 4.0, 1.0, (Objective("ttft", 3.0),), 100, self.TRIALS)
+        capacity = Capacity(2.0, 4.0, 5.0, 1.0, (Objective("ttft", 3.0),), 100, self.TRIALS)
         (ax,) = draw_capacity_knee(self.TRIALS, capacity, title="drawn").axes
         assert [str(line.get_label()) for line in ax.lines if line.get_marker() == "s"] == []
